@@ -93,7 +93,7 @@ def chunk_elements(step: Step) -> int:
     return max(rooms, default=1) or 1
 
 
-def moved_in_chunks(move: Move, room: int, device: Device, tile: jax.Array) -> jax.Array:
+def moved_in_chunks(move: Move, room: int, device: Device, tile: jax.Array, kept: jax.Array | None = None) -> jax.Array:
     """The target tile of a device.
 
     Args:
@@ -101,6 +101,7 @@ def moved_in_chunks(move: Move, room: int, device: Device, tile: jax.Array) -> j
         room: the elements for which buffers beside the tiles have room.
         device: of the target's mesh.
         tile: its source tile.
+        kept: the tile that it kept from before, of an exchange along a ring that uses it.
     """
     exchange = move.exchange
     shape = exchange.target.layout.local_shape(exchange.target.shape)
@@ -114,11 +115,11 @@ def moved_in_chunks(move: Move, room: int, device: Device, tile: jax.Array) -> j
     whole = lax.full(shape, blank, bits or tile.dtype)
     groups: dict[Any, list[list[Round]]] = {}
     for lane in lanes_of(rounds):
-        groups.setdefault((lane[0].shape, len(lane)), []).append(lane)
+        groups.setdefault((lane[0].shape, len(lane), lane[0].of_kept), []).append(lane)
     looked_up = sum(len(one.shape) * 4 + 1 for one in rounds) * devices * 2
     room = max(room - (SCALARS * len(groups) + looked_up) // tile.dtype.itemsize, room // 2)
-    for alike in groups.values():
-        whole = _after(alike, move.reduction, room, device, tile, whole)
+    for (_, _, of_kept), alike in groups.items():
+        whole = _after(alike, move.reduction, room, device, kept if of_kept and kept is not None else tile, whole)
     whole = lax.bitcast_convert_type(whole, tile.dtype)
     return lax.div(whole, lax.full_like(whole, move.classes)) if move.reduction == "avg" else whole
 

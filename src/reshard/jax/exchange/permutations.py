@@ -86,7 +86,9 @@ class Round(NamedTuple):
     hop: int = 0
     """From 1 along a ring, where rounds of one hop between the same devices are sent as one."""
     handed_on: int | None = None
-    """The number of the round whose boxes are sent on as they came; None where boxes are cut out of source tiles."""
+    """The number of the round whose boxes are sent on as they came; None where boxes are cut out of tiles."""
+    of_kept: bool = False
+    """Whether boxes are cut out of the tiles that devices kept from before, and not of source tiles."""
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -188,8 +190,12 @@ def _travelling(pieces: Iterable[Piece]) -> list[list[Piece]]:
 
 def _along_ring(exchange: RingExchange, coming: Sequence[Piece], passing: Sequence[Piece]) -> list[Round]:
     """The rounds of boxes that stay, and those of each lane, hop by hop; those of the same pairs side by side."""
-    rounds = [_round(exchange, pieces) for pieces in schedule(coming, one_shape=True, staying=True)]
-    wanted, lanes = {*coming}, _lanes(_ways(exchange, [piece for piece in (*coming, *passing) if piece.round]))
+    staying = [[piece for piece in coming if _is_of_kept(exchange, piece) == of_kept] for of_kept in (False, True)]
+    rounds = [_round(exchange, each) for pieces in staying for each in schedule(pieces, one_shape=True, staying=True)]
+    wanted, lanes = (
+        {*coming},
+        _lanes(exchange, _ways(exchange, [piece for piece in (*coming, *passing) if piece.round])),
+    )
     numbers = dict[int, int]()
     for hop in range(exchange.hops):
         of_hop = {
@@ -219,15 +225,18 @@ def _ways(exchange: RingExchange, pieces: Sequence[Piece]) -> list[Way]:
     def order(way: Way) -> tuple[Any, ...]:
         sender, receiver, box, _ = way[0]
         ahead = ring.value(mesh.position_of(receiver)) - ring.value(mesh.position_of(sender))
-        return box.shape, ahead % ring.size, -len(way), way[0]
+        return box.shape, _is_of_kept(exchange, way[0]), ahead % ring.size, -len(way), way[0]
 
     return sorted(ways, key=order)
 
 
-def _lanes(ways: Iterable[Way]) -> list[list[Way]]:
-    """Ways in lanes of one shape, each in the first in which no device then sends or receives two boxes in a hop."""
+def _lanes(exchange: RingExchange, ways: Iterable[Way]) -> list[list[Way]]:
+    """Ways in lanes, each in the first in which no device then sends or receives two boxes in a hop.
+
+    Boxes of a lane are of one shape, and cut out of source tiles, or out of those that were kept.
+    """
     lanes: list[list[Way]] = []
-    for _, alike in groupby(ways, key=lambda way: way[0].box.shape):
+    for _, alike in groupby(ways, key=lambda way: (way[0].box.shape, _is_of_kept(exchange, way[0]))):
         busy: list[set[tuple[int, int, bool]]] = []
         first = len(lanes)
         for way in alike:
@@ -241,11 +250,18 @@ def _lanes(ways: Iterable[Way]) -> list[list[Way]]:
     return lanes
 
 
+def _is_of_kept(exchange: RingExchange, piece: Piece) -> bool:
+    """Whether the sender has not the piece in its source tile, but in the one that it kept."""
+    return exchange.kept is not None and not exchange.holds(piece.sender, piece.box)
+
+
 def _round(
     exchange: Exchange, pieces: Sequence[Piece], wanted: Collection[Piece] | None = None, handed_on: int | None = None
 ) -> Round:
     """Pieces of one shape; along a ring `wanted` are those of target tiles."""
-    source, target = exchange.source, exchange.target
+    source, target, of_kept = exchange.source, exchange.target, False
+    if handed_on is None and isinstance(exchange, RingExchange) and _is_of_kept(exchange, pieces[0]):
+        source, of_kept = exchange.kept or source, True
     is_wanted = np.array([wanted is None or piece in wanted for piece in pieces], dtype=np.bool_)
 
     def starts(tiles: Iterable[Box | Tile | None]) -> Positions:
@@ -265,6 +281,7 @@ def _round(
         is_wanted,
         0 if wanted is None else pieces[0].round,
         handed_on,
+        of_kept,
     )
 
 

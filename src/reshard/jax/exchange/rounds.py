@@ -71,7 +71,9 @@ class Device(NamedTuple):
         return lax.select(inside, tile, lax.full_like(tile, blank))
 
 
-def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction: str | None) -> DeviceRun:
+def in_rounds(
+    exchange: Exchange, device: Device, tile: jax.Array, *, reduction: str | None, kept: jax.Array | None = None
+) -> DeviceRun:
     """The target tile of a device, round by round.
 
     Args:
@@ -79,23 +81,25 @@ def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction:
         device: of the target's mesh.
         tile: its source tile.
         reduction: what combines boxes that arrive at one place; None where no two do.
+        kept: the tile that it kept from before, of an exchange along a ring that uses it.
     """
     combine = reduction is not None
     blank = 0 if reduction is None else identity(reduction, tile.dtype)
     devices = exchange.source.mesh.size
     shape = exchange.target.layout.local_shape(exchange.target.shape)
     rounds = rounds_of(exchange)
+    tiles = [tile if kept is None or not round_.of_kept else kept for round_ in rounds]
     cuts = [round_.cuts(devices) for round_ in rounds]
     if len(rounds) == 1 and rounds[0].shape == shape and rounds[0].receives(devices).all():
         (at,) = starts_from(cuts, device)
-        return (yield from rounds[0].sent(_cut(tile, at, shape)))
+        return (yield from rounds[0].sent(_cut(tiles[0], at, shape)))
     if not combine and 0 < len(rounds) <= MANY_ROUNDS and _cover(rounds, devices, shape):
         slots = _slots(rounds, devices, shape)
         puts = [] if slots else [round_.puts(devices) for round_ in rounds]
         where = starts_from([*cuts, *puts], device)
         arrived: dict[int, jax.Array] = {}
         for call in chain(*_calls(rounds)):
-            arrived |= yield from _received(rounds, call, tile, where, arrived)
+            arrived |= yield from _received(rounds, call, tiles, where, arrived)
         boxes = [arrived[number] for number in range(len(rounds))]
         return _joined(boxes, *slots, device) if slots else _overwritten(boxes, where[len(rounds) :], shape)
     puts, must_keep = _places(rounds, devices, shape, combine=combine)
@@ -111,10 +115,10 @@ def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction:
         if len(calls) > MANY_ROUNDS and not combine and not rounds[calls[0][0]].hop:
             of_loop = slice(calls[0][0], calls[-1][0] + 1)
             loop = _RoundLoop(rounds[of_loop], cuts[of_loop], puts[of_loop], any(must_keep[of_loop]))
-            whole = loop.run(device, tile, whole)
+            whole = loop.run(device, tiles[calls[0][0]], whole)
             continue
         for call in calls:
-            arrived |= yield from _received(rounds, call, tile, where, arrived)
+            arrived |= yield from _received(rounds, call, tiles, where, arrived)
             for number in call:
                 round_, at, box = rounds[number], where[len(rounds) + number], arrived[number]
                 receives = round_.receives(devices)
@@ -136,14 +140,14 @@ def _calls(rounds: Sequence[Round]) -> list[list[list[int]]]:
     def runs(numbers: Iterable[int], key: Callable[[Round], Any]) -> list[list[int]]:
         return [list(run) for _, run in groupby(numbers, key=lambda number: key(rounds[number]))]
 
-    by_hop = runs(range(len(rounds)), lambda round_: round_.hop or round_.shape)
+    by_hop = runs(range(len(rounds)), lambda round_: round_.hop or (round_.shape, round_.of_kept))
     return [runs(run, attrgetter("pairs")) if rounds[run[0]].hop else [[number] for number in run] for run in by_hop]
 
 
 def _received(
     rounds: Sequence[Round],
     numbers: Sequence[int],
-    tile: jax.Array,
+    tiles: Sequence[jax.Array],
     where: Sequence[Sequence[Any]],
     arrived: Mapping[int, jax.Array],
 ) -> Generator[GroupCall, jax.Array, dict[int, jax.Array]]:
@@ -151,7 +155,7 @@ def _received(
     boxes = []
     for number in numbers:
         source = rounds[number].handed_on
-        boxes.append(_cut(tile, where[number], rounds[number].shape) if source is None else arrived[source])
+        boxes.append(_cut(tiles[number], where[number], rounds[number].shape) if source is None else arrived[source])
     if len(boxes) == 1:
         return {numbers[0]: (yield from rounds[numbers[0]].sent(boxes[0]))}
     row = lax.concatenate([lax.reshape(box, (box.size,)) for box in boxes], 0)

@@ -177,7 +177,7 @@ def _run_across(plan: Plan, x: Any, in_program: bool) -> jax.Array:
         )
     if plan.options.memory_limit is not None:
         raise ReshardError("different-meshes", "a memory limit is kept inside one program, and so on one mesh alone")
-    if any(move.exchange.hops > 1 for step in plan.steps for move in step.moves):
+    if any(step.ring for share in plan.shares for step in share.steps):
         raise ReshardError("different-meshes", "pieces are handed on inside one program, and so on one mesh alone")
     _check_source(plan, x)
     if not x.committed:
