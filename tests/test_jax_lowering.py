@@ -136,6 +136,32 @@ def test_neighbours_along_a_ring_hand_on_what_the_plan_says(mesh: rs.Mesh, ring:
     assert len(sent) <= sum(one.hop > 0 for one in rounds_in(plan))
 
 
+@pytest.mark.parametrize("shape", [(48, 48), (47, 30)])
+@pytest.mark.parametrize(("mesh", "ring"), RINGS[:3])
+def test_devices_send_along_a_ring_what_they_kept_from_before(
+    mesh: rs.Mesh, ring: Digit, shape: tuple[int, ...]
+) -> None:
+    """Of drawn plans of two steps the second cuts boxes out of the first tiles, of which nothing comes once more."""
+    rng, drawn = Random(f"{mesh} {ring} {shape}"), pairs(mesh, 10**6)
+    while True:
+        kept, (middle, target) = rng.choice(drawn)[0], rng.choice(drawn)
+        with suppress(rs.ReshardError):  # what changes elsewhere too
+            last = Step(Reshard.of(middle, target, shape, "int32"), ring=ring, kept=kept)
+            exchange = last.moves[0].exchange
+            sent = [piece for device in range(mesh.size) for piece in exchange.outgoing(device) if piece.round < 2]
+            if not all(exchange.holds(piece.sender, piece.box) for piece in sent):
+                break
+    first = Step(replace(last.reshard, source=kept, target=middle))
+    array = np.arange(prod(shape), dtype=np.int32).reshape(shape)
+    for chunks, limit in ((1, None), (2, 1 << 30)):
+        steps = first, replace(last, chunks=chunks)
+        arrived = run(
+            Plan(replace(last.reshard, source=kept), steps, Options(memory_limit=limit)), oracle.tiles(array, kept)
+        )
+        for device, tile in oracle.tiles(array, target).items():
+            np.testing.assert_array_equal(arrived[device], tile)
+
+
 def test_all_that_goes_one_way_in_a_hop_is_sent_as_one() -> None:
     """On a ring of 8 cut by its outermost axis, who lacks boxes of two kinds of devices takes them in one row."""
     mesh = rs.Mesh.of(a=4, b=2)

@@ -131,6 +131,8 @@ def in_rounds(
                         box = _box_if(device.row_of(receives), box, otherwise)
                     box = box if reduction is None else COMBINE[reduction](before, box)
                 whole = lax.dynamic_update_slice(whole, box, at, allow_negative_indices=False)
+        if rounds[calls[0][0]].hop:
+            whole = lax.optimization_barrier(whole)  # or what is put back is sought in all that was put before
     return whole
 
 
