@@ -23,7 +23,7 @@ from reshard.jax import code_of, named_sharding_of, run  # noqa: E402
 from reshard.planner.memory_limit import within_limit  # noqa: E402
 from reshard.plans import Options  # noqa: E402
 from reshard.problem import Reshard  # noqa: E402
-from reshard.steps import Step  # noqa: E402
+from reshard.steps import Share, Step  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -79,6 +79,7 @@ def along_a_ring(before: Any, after: Any, limit: int | None = None) -> rs.Plan:
     return rs.Plan(reshard, (step,), Options(memory_limit=limit))
 
 
+AROUND_8 = rs.Network((rs.network.Level(1, 8, "ring", 1, 0),))
 AROUND = {
     "in another order": ((("a", "b"), None), (("b", "a"), None)),
     "through devices that lack none of it": ((("b", "c"), "a"), (("a", "c"), None)),
@@ -110,28 +111,25 @@ def test_the_gradient_and_a_batch_of_what_is_handed_on() -> None:
     np.testing.assert_array_equal(jax.jit(jax.vmap(lambda x: run(plan, x)))(many), many)
 
 
-def test_planned_along_rings() -> None:
-    """As a whole, in parts, in shares, beside other steps; by `reshard`, where the buffers may be given up, too."""
-    level = rs.network.Level
-    eight, slow = (rs.Network((level(1, 8, "ring", 1, latency_s),)) for latency_s in (0, 40))
-    four = rs.Network((level(1, 4, "ring", 1, 0), level(4, 2, "switch", 1, 0)))
-    array = ARRAY.astype(np.float32)
-    kinds = set()
-    for network, before, after in (
-        (eight, (None, ("a", "b", "c")), ("c", None)),
-        (slow, (("c", "b"), None), (("b", "a"), None)),
-        (four, (None, "b"), (None, ("c", "b"))),
-    ):
-        ends = sharding(CUBE, *before), sharding(CUBE, *after)
-        plan = rs.plan(*ends, SHAPE, "float32", network=network)
-        handed = [step.moves[0].exchange.hops > 1 for share in plan.shares for step in share.steps]
-        assert any(handed)
-        kinds |= {(plan.parts > 1, len(plan.shares) > 1, all(handed))}
-        x = jax.device_put(array, named_sharding_of(ends[0], EXPLICIT[CUBE]))
-        assert_holds(jax.jit(lambda x, plan=plan: run(plan, x))(x), ends[1], array)
-        target = named_sharding_of(ends[1], EXPLICIT[CUBE])
-        assert_holds(rs.jax.reshard(x, target, network=network, donate=True), ends[1], array)
-    assert kinds == {(False, False, True), (True, False, False), (True, True, False)}
+def test_what_is_handed_on_in_parts_and_in_shares() -> None:
+    """Parts of which some go along the ring, and others straight to their receivers."""
+    plan, array = along_a_ring(*AROUND["moved"]), ARRAY.astype(np.float32)
+    direct = Share((Step(plan.reshard),), 1)
+    x = jax.device_put(array, named_sharding_of(plan.source, EXPLICIT[CUBE]))
+    for beside in ((), (direct,)):
+        in_parts = replace(plan, options=Options(network=AROUND_8), parts=3, beside=beside)
+        assert_holds(jax.jit(lambda x, plan=in_parts: run(plan, x))(x), plan.target, array)
+
+
+def test_planned_along_a_ring() -> None:
+    """By `reshard`, where the buffers may be given up, too."""
+    ends = sharding(CUBE, None, ("a", "b", "c")), sharding(CUBE, "c", None)
+    plan, array = rs.plan(*ends, SHAPE, "float32", network=AROUND_8), ARRAY.astype(np.float32)
+    assert any(step.ring for step in plan.steps)
+    x = jax.device_put(array, named_sharding_of(ends[0], EXPLICIT[CUBE]))
+    assert_holds(jax.jit(lambda x: run(plan, x))(x), ends[1], array)
+    target = named_sharding_of(ends[1], EXPLICIT[CUBE])
+    assert_holds(rs.jax.reshard(x, target, network=AROUND_8, donate=True), ends[1], array)
 
 
 def test_nothing_is_handed_on_between_two_meshes() -> None:
