@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 
 MOST_TURNS = 64
 """How often what is taken may change in one solution."""
+MOST_WAYS, NEARLY = 48, 1e-3
+"""Of what chooses: a way that is cheaper than the mix by no more is not added, nor more than so many."""
 NOTHING = 1e-12
 """What is no larger counts as 0."""
 
@@ -92,3 +94,52 @@ class GrowingMix:
         amounts[self._taken[ways]] = self._amounts[ways]
         total = float(amounts.sum())
         return Mix(amounts / total, np.maximum(self._prices, 0.0) / self.scale, self.scale / total)
+
+
+class ChoiceMix(NamedTuple):
+    """The best mix where each of several things goes one of its own ways, or a share of it each of some."""
+
+    ways: list[NDArray[np.int64]]
+    """Per way of them all together, the choice of each."""
+    parts: Floats
+    fullest: float
+    """What is loaded most."""
+
+    @classmethod
+    def of(cls, loads: Floats, firsts: NDArray[np.int64], slower: Floats) -> ChoiceMix:
+        """The mix, up to `NEARLY`.
+
+        At prices each thing takes what costs it least, and that is the cheapest way of them all.
+
+        Args:
+            loads: per choice, those of one thing after those of another, and per link.
+            firsts: where the choices of each begin.
+            slower: per choice, by what part it costs more besides.
+
+        By hand, two things that may go one way or another each, which load one link or another:
+
+        >>> ChoiceMix.of(np.eye(2)[[0, 1, 0, 1]], np.array([0, 2]), np.zeros(4)).fullest
+        1.0
+        """
+        things = np.repeat(np.arange(len(firsts)), np.diff(np.append(firsts, len(loads))))
+
+        def cheapest(prices: Floats) -> tuple[NDArray[np.int64], float]:
+            """What each takes, and what they cost."""
+            costs = loads @ prices * (1 + slower)
+            least = np.minimum.reduceat(costs, firsts)
+            chosen = np.flatnonzero(costs == least[things])
+            return chosen[np.unique(things[chosen], return_index=True)[1]], float(least.sum())
+
+        ways = [cheapest(np.ones(loads.shape[1]))[0]]
+        carried = loads[ways[0]].sum(axis=0)
+        growing = GrowingMix(len(carried), float(carried.max()))
+        growing.add(carried[None])
+        mix = growing.best()
+        while carried.max() > carried.mean() * (1 + NEARLY) and len(ways) < MOST_WAYS:  # else the shortest, and even
+            way, cost = cheapest(mix.prices)
+            if cost >= 1 - NEARLY:
+                break
+            ways.append(way)
+            growing.add(loads[way].sum(axis=0)[None])
+            mix = growing.best()
+        return cls(ways, mix.parts, mix.seconds)

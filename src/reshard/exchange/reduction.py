@@ -40,7 +40,7 @@ from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
 from reshard.exchange.overlap_add import overlap_add
 from reshard.exchange.pieces import ClassDigits, Exchange, block_overlaps
-from reshard.exchange.ring import around
+from reshard.exchange.ring import around, transposed
 from reshard.layout import Layout
 from reshard.refinement import refine
 from reshard.tiling import Tiling
@@ -87,16 +87,23 @@ def class_digits(source: Tiling, target: Tiling) -> ClassDigits:
 
 
 def combine_then_gather(
-    source: Tiling, target: Tiling, near: int = 0, ring: Digit | None = None, kept: Tiling | None = None
+    source: Tiling,
+    target: Tiling,
+    near: int = 0,
+    ring: Digit | None = None,
+    kept: Tiling | None = None,
+    across: Digit | None = None,
 ) -> tuple[Exchange, ...]:
     """The exchanges that take unreduced values to the target: into a refined target, and from there.
 
     Where the target has one copy of each tile, or keeps all classes apart, one exchange does it.
     Where `near` is 1 every replica combines by itself, from the values nearest to it: more bytes, on nearer links.
-    Where a ring is given, nothing is combined, and pieces go along it from neighbour to neighbour (`around`).
+    Where a ring is given, nothing is combined, and pieces go along it from neighbour to neighbour (`around`);
+    where two are given, devices of both change places (`transposed`).
     """
     if ring is not None:
-        return (around(source, target, ring, kept),)
+        along = around(source, target, ring, kept) if across is None else transposed(source, target, ring, across)
+        return (along,)
     if target.layout.copies() == 1 or source.classes == target.classes or source.layout.is_summed:
         return (find_exchange(source, target, near),)
     if near == 1 and source.same_order_as(target) and refine(source.layout, target.layout, target.shape) is not None:

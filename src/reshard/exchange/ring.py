@@ -40,6 +40,7 @@ from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.exchange.pieces import Exchange, Piece, PieceTable
 from reshard.exchange.ring_flows import Fixed, Flags, Roles, units_and_flows
+from reshard.exchange.transposed_flows import MOST, transposed_flows
 from reshard.mesh import ENUMERABLE
 from reshard.mix import Floats
 from reshard.refinement import Cuts, Refinement, refine
@@ -130,7 +131,7 @@ class _Rows(NamedTuple):
 
     unit: Positions
     senders: Positions
-    """Places along the ring."""
+    """Places along the ring, or on both: those along the first times the size, plus those along the other."""
     receivers: Positions
     rounds: Positions
     low: Floats
@@ -149,6 +150,17 @@ class _Rows(NamedTuple):
         unit, senders, receivers, rounds, low, high = columns
         return cls(unit, senders, receivers, rounds, low, high, units.wants[unit, receivers])
 
+    @classmethod
+    def transposed(cls, size: int, units: Positions) -> _Rows:
+        """Those of two rings of a size whose devices change places; `units` says per place which one it holds."""
+        flows, places = transposed_flows(size), np.arange(size**2)
+        stays = places[places // size == places % size]
+        travels = units[flows.origin], flows.senders, flows.receivers, flows.hops + 1, flows.low, flows.high
+        pairs = zip((units[stays], stays, stays, 0 * stays, 0.0 * stays, 0.0 * stays + 1.0), travels, strict=True)
+        unit, senders, receivers, rounds, low, high = (np.concatenate(pair) for pair in pairs)
+        wants = units[receivers % size * size + receivers // size]
+        return cls(unit, senders, receivers, rounds, low, high, unit == wants)
+
 
 @dataclass(frozen=True)
 class RingExchange(Exchange):
@@ -161,10 +173,12 @@ class RingExchange(Exchange):
     """The places along the ring, as a digit of the position."""
     kept: Tiling | None = None
     """Of tiles that devices have besides: what they hold there is not sent to them, and may be sent from it."""
+    across: Digit | None = None
+    """The places along another ring, where the devices at x, y of the two change places with those at y, x."""
 
     @cached_property
     def roles(self) -> RingRoles:
-        """What digits along the ring do."""
+        """What digits along the ring do; where two change places, of no use."""
         common = self.common
         kept = None if self.kept is None else common.kept_roles
         return RingRoles.of(self.ring, common.digits, common.source_roles, common.target_roles, kept)
@@ -175,23 +189,54 @@ class RingExchange(Exchange):
         parts = [tile.intersect(box)] if isinstance(tile, Box) else [part.intersect(box) for part in tile.boxes()]
         return sum(part.size for part in parts if not part.is_empty) == box.size
 
+    @property
+    def rings(self) -> tuple[Digit, ...]:
+        """The one along which it goes, or both."""
+        return (self.ring,) if self.across is None else (self.ring, self.across)
+
+    def _is_inside(self, digit: Digit) -> bool:
+        """Whether a digit of the position lies along a ring of the exchange."""
+        return any(digit.lies_in(ring) for ring in self.rings)
+
+    @cached_property
+    def _sizes(self) -> dict[Hashable, int]:
+        """Of the digits of the tensor that units are numbered by."""
+        if self.across is None:
+            return self.roles.sizes
+        pairs = zip(self.common.digits, self.common.source_roles, strict=True)
+        return {role: digit.size for digit, role in pairs if self._is_inside(digit)}
+
+    @cached_property
+    def _along(self) -> Positions:
+        """The positions of one ring, or of one pair of rings, from its first."""
+        along = np.arange(self.ring.size) * self.ring.stride
+        if self.across is None:
+            return along
+        return (along[:, None] + np.arange(self.across.size) * self.across.stride).ravel()
+
     @cached_property
     def _rings(self) -> list[tuple[_Rows, Positions]]:
         """The pieces of every kind of ring, and the first positions of these rings."""
         positions = self.source.mesh.positions
-        firsts = positions[self.ring.value(positions) == 0]
+        is_first = self.ring.value(positions) == 0
+        if self.across is not None:
+            digits = [digit for digit in self.common.digits if self._is_inside(digit)]
+            units = np.ravel_multi_index([digit.value(self._along) for digit in digits], tuple(self._sizes.values()))
+            rows = _Rows.transposed(self.ring.size, np.asarray(units))
+            return [(rows, positions[is_first & (self.across.value(positions) == 0)])]
+        firsts = positions[is_first]
         fixed = np.array([digit.value(firsts) for _, digit in self.roles.fixed]).reshape(-1, len(firsts))
         kinds, numbers = np.unique(fixed, axis=1, return_inverse=True)
-        rows = [_Rows.of(self.roles, values) for values in kinds.T.tolist()]
-        return [(each, firsts[numbers.ravel() == number]) for number, each in enumerate(rows)]
+        of_kinds = [_Rows.of(self.roles, values) for values in kinds.T.tolist()]
+        return [(rows, firsts[numbers.ravel() == number]) for number, rows in enumerate(of_kinds)]
 
     def _corners(self, positions: Positions) -> list[tuple[Positions, Positions, Positions]]:
         """Per dim where boxes begin: by unit, by ring, of which positions are given, and by box of one unit."""
-        common, sizes = self.common, self.roles.sizes
+        common, sizes = self.common, self._sizes
         outside = [
             (role, digit.value(positions))
             for digit, role in zip(common.digits, common.target_roles, strict=True)
-            if not digit.lies_in(self.ring)
+            if not self._is_inside(digit)
         ]
         cutting = [
             (zip(sizes, _values(tuple(sizes.values())), strict=True), prod(sizes.values())),
@@ -225,9 +270,7 @@ class RingExchange(Exchange):
                 cut = first + np.floor((last - first) * bound[:, None, None] + 0.5).astype(np.int64)
                 np.put_along_axis(ends, across, cut, axis=0)
         row, ring, box = np.nonzero((starts < stops).all(axis=0))
-        senders, receivers = (
-            positions[ring] + place[row] * self.ring.stride for place in (rows.senders, rows.receivers)
-        )
+        senders, receivers = (positions[ring] + self._along[places[row]] for places in (rows.senders, rows.receivers))
         starts, stops = (ends[:, row, ring, box] for ends in (starts, stops))
         return PieceTable(senders, receivers, starts, stops, rows.rounds[row]), rows.is_wanted[row]
 
@@ -287,7 +330,7 @@ class RingExchange(Exchange):
     @cached_property
     def rounds(self) -> int:
         """As many in each hop as the busiest device sends, or receives (König 1916)."""
-        busiest, size = np.zeros(self.hops + 1, dtype=np.int64), self.ring.size
+        busiest, size = np.zeros(self.hops + 1, dtype=np.int64), len(self._along)
         for rows, _ in self._rings:
             travels = rows.rounds > 0
             counts = [
@@ -305,7 +348,7 @@ class RingExchange(Exchange):
     @cached_property
     def _received(self) -> Positions:
         """What `all_received` gives: of each kind from the pieces of one ring, where those of all are alike."""
-        is_full, along = self.common.filled(self.target.shape) == 1, np.arange(self.ring.size) * self.ring.stride
+        is_full, along = self.common.filled(self.target.shape) == 1, self._along
         received = np.zeros(self.target.mesh.size, dtype=np.int64)
         for rows, firsts in self._rings:
             table = self._listed(rows, firsts[:1] if is_full else firsts)[0]
@@ -370,6 +413,41 @@ def around(source: Tiling, target: Tiling, ring: Digit, kept: Tiling | None = No
     if exchange.roles.places > MOST_PLACES:
         raise ReshardError("too-large", f"{exchange.roles.places} places of units are too many to find their ways")
     return exchange
+
+
+def transposed(source: Tiling, target: Tiling, ring: Digit, across: Digit) -> RingExchange:
+    """The exchange in which the devices of two rings change places, those at x, y with those at y, x.
+
+    Raises:
+        ReshardError: `bad-step` where they do not, or hold the same; `too-large`.
+    """
+    same_order = source.mesh.size == target.mesh.size and source.same_order_as(target)
+    are_inside = all(digit.stride > 0 and source.mesh.size % digit.end == 0 for digit in (ring, across))
+    bounds = [ring.stride, ring.end, across.stride, across.end]
+    is_known = same_order and are_inside and source.classes == target.classes and not source.layout.weaves
+    common = refine(source.layout, target.layout, source.shape, bounds) if is_known else None
+    if common is None or not change_places(ring, across, common.digits, common.source_roles, common.target_roles):
+        raise ReshardError("bad-step", "only whole tiles of devices of two rings of a size change places along them")
+    return RingExchange(source, target, common, ring, None, across)
+
+
+def change_places(
+    ring: Digit, across: Digit, digits: Digits, before: Sequence[Hashable], after: Sequence[Hashable]
+) -> bool:
+    """Whether the digits of two rings cut what those of the other did, each another, and no others change."""
+    if ring.size != across.size or not 2 < ring.size <= MOST or ring.lies_in(across) or across.lies_in(ring):
+        return False
+    numbers = {digit: number for number, digit in enumerate(digits)}
+    for number, (stride, size) in enumerate(digits):
+        inside = next((pair for pair in ((ring, across), (across, ring)) if digits[number].lies_in(pair[0])), None)
+        if inside is None:
+            if before[number] != after[number]:
+                return False
+            continue
+        partner = numbers.get(Digit(stride // inside[0].stride * inside[1].stride, size))
+        if partner is None or before[number] is None or before[number] != after[partner]:
+            return False
+    return True
 
 
 def _values(sizes: tuple[int, ...]) -> tuple[Positions, ...]:

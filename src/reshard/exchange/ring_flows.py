@@ -34,14 +34,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.digits import Digits, Positions
-from reshard.mix import Floats, GrowingMix
+from reshard.mix import ChoiceMix, Floats
 
 Flags = NDArray[np.bool_]
 
-MOST_WAYS = 24
-"""Of a mix."""
-NEARLY = 1e-3
-"""A way that is cheaper than the mix by no more is not added."""
 HOP = 1e-6
 """What a hop more costs besides, as a part of all, so that of ways that load links alike the nearest is taken."""
 SHARES = 24
@@ -214,52 +210,24 @@ class RingMix(NamedTuple):
 
     events: _Events
     symmetry: _Symmetry
-    ways: list[Positions]
-    """Per way and gap, the event that is the last to take from behind."""
-    parts: Floats
-    fullest: float
-    """What the fullest link carries, in units."""
+    mix: ChoiceMix
+    """In which each gap chooses the event that is the last to take from behind."""
 
     @classmethod
     def of(cls, demand: Demand) -> RingMix:
         """The best there is, of a demand in which something is lacked."""
         events, symmetry = _Events.of(demand), _Symmetry.of(demand)
-        places = _loads_of_places(events, symmetry, demand.counts)
-        slower = 1 + HOP * np.maximum(events.behind, events.following)
-
-        def cheapest(prices: Floats) -> tuple[Positions, float]:
-            """The way that costs least, and what it costs."""
-            costs = places @ prices * slower
-            least = np.minimum.reduceat(costs, events.first)
-            last = np.flatnonzero(costs == least[events.gaps])
-            return last[np.unique(events.gaps[last], return_index=True)[1]], float(least.sum())
-
-        ways = [cheapest(np.ones(places.shape[1]))[0]]
-        loads = places[ways[0]].sum(axis=0)
-        growing = GrowingMix(len(loads), float(loads.max()))
-        growing.add(loads[None])
-        mix = growing.best()
-        while loads.max() > loads.mean() * (1 + NEARLY) and len(ways) < MOST_WAYS:  # not the shortest, and even
-            way, cost = cheapest(mix.prices)
-            if cost >= 1 - NEARLY:
-                break
-            ways.append(way)
-            growing.add(places[way].sum(axis=0)[None])
-            mix = growing.best()
-        return cls(events, symmetry, ways, mix.parts, mix.seconds)
-
-    @property
-    def hops(self) -> int:
-        """The most that anything goes."""
-        events = self.events
-        return int(max(max(events.behind[way].max(), events.following[way].max()) for way in self.ways))
+        slower = HOP * np.maximum(events.behind, events.following)
+        return cls(
+            events, symmetry, ChoiceMix.of(_loads_of_places(events, symmetry, demand.counts), events.first, slower)
+        )
 
     def from_behind(self) -> Floats:
         """Per event, how much of the unit comes from the holder behind; nothing to holders."""
         events = self.events
         numbers = np.arange(len(events.unit))
         shares = np.zeros((int(events.unit[-1]) + 1, events.size))
-        for part, way in zip(self.parts.tolist(), self.ways, strict=True):
+        for part, way in zip(self.mix.parts.tolist(), self.mix.ways, strict=True):
             shares[events.unit, events.place] += part * (numbers <= way[events.gaps])
         evened = self.symmetry.evened(shares)[events.unit, events.place]
         return np.where(events.is_holder, 0.0, np.round(evened * SHARES) / SHARES)

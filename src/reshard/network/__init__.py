@@ -34,19 +34,19 @@ from reshard.network.networks import Network
 from reshard.network.presets import FAMILIES
 from reshard.network.pricing import (
     Use,
+    busy_along,
     busy_seconds,
     check_reach,
     exchange_seconds,
     forget_steps,
     least_busy,
-    least_busy_along,
     overlapped_seconds,
     overlapped_spans,
     seconds_of,
     spans_of_uses,
     unnamed,
     use_of_pattern,
-    use_of_ring,
+    use_of_rings,
     uses_of,
 )
 
@@ -62,6 +62,7 @@ __all__ = [
     "Use",
     "best_common_cut",
     "best_cut",
+    "busy_along",
     "busy_seconds",
     "check_reach",
     "exchange_seconds",
@@ -69,7 +70,6 @@ __all__ = [
     "host_bound",
     "host_bytes",
     "least_busy",
-    "least_busy_along",
     "least_transfers",
     "overlapped_seconds",
     "overlapped_spans",
@@ -77,6 +77,6 @@ __all__ = [
     "spans_of_uses",
     "unnamed",
     "use_of_pattern",
-    "use_of_ring",
+    "use_of_rings",
     "uses_of",
 ]

@@ -34,7 +34,6 @@ from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, RingExchange
 from reshard.exchange.by_digits import senders_by_round
-from reshard.exchange.ring import RingRoles
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.network.digit_loads import digit_loads, least_carried
 from reshard.network.formulas import all_to_all, staged_all_gather
@@ -42,7 +41,7 @@ from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.numbers import device_digits
 from reshard.network.patterns import Pattern, kind_of
-from reshard.network.ring_loads import least_along, ring_loads
+from reshard.network.ring_loads import RingLoads, ring_loads, transposed_loads
 from reshard.network.traffic import Loads, loads, runs
 from reshard.steps import Share, Step
 
@@ -312,51 +311,39 @@ def use_of_pattern(
     return _use_of_stages(all_to_all(stages[0][0], gathered_bytes * pattern.gathered_digits.size), stages, network)
 
 
-def use_of_ring(ring: Digit, roles: RingRoles, unit_bytes: float, network: Network) -> Use | None:
-    """What it takes to send along a ring from neighbour to neighbour; None where the ring is no level of a network.
+def use_of_rings(rings: Sequence[Digit], carried: RingLoads, unit_bytes: float, network: Network) -> Use | None:
+    """What hops along rings take; None where one is no level of a network, or their links are of several kinds.
 
     Args:
-        ring: the places along it, as a digit of the device number.
-        roles: what digits along it do before and after.
+        rings: the places along each, as a digit of the device number.
+        carried: what links of any carry, in units.
         unit_bytes: of a unit.
         network: must reach all devices.
     """
-    number = _number_of(ring, network)
-    if number is None:
+    busy = busy_along(rings, carried.fullest * unit_bytes, len(carried.hops), network)
+    if busy is None:
         return None
-    carried, level = ring_loads(roles), network.levels[number]
-    latency_s = len(carried.hops) * level.latency_s
-    seconds = sum(carried.hops) * unit_bytes / level.bandwidth + latency_s + network.launch_s
-    busy = _busy_at(number, carried.fullest * unit_bytes / level.bandwidth + latency_s, network)
-    return Use(seconds, (*busy, network.launch_s))
+    level = next(level for level in network.levels if level.digit == rings[0])
+    seconds = sum(carried.hops) * unit_bytes / level.bandwidth + len(carried.hops) * level.latency_s
+    return Use(seconds + network.launch_s, (*busy, network.launch_s))
 
 
-def least_busy_along(ring: Digit, roles: RingRoles, unit_bytes: float, network: Network) -> tuple[float, ...] | None:
-    """What `Use.busy` says of levels at the least, in a fraction of the time, by the arguments of `use_of_ring`."""
-    number = _number_of(ring, network)
-    if number is None:
+def busy_along(rings: Sequence[Digit], carried_bytes: float, hops: int, network: Network) -> tuple[float, ...] | None:
+    """What `Use.busy` says of levels where the fullest link of rings carries so much; None as `use_of_rings`."""
+    used = [level for level in network.levels if level.digit in rings and level.link == "ring"]
+    if len(used) != len(rings) or len({(level.bandwidth, level.latency_s) for level in used}) > 1:
         return None
-    level = network.levels[number]
-    fullest = least_along(roles)
-    return _busy_at(number, fullest * unit_bytes / level.bandwidth, network)
-
-
-def _number_of(ring: Digit, network: Network) -> int | None:
-    rings = (n for n, level in enumerate(network.levels) if level.digit == ring and level.link == "ring")
-    return next(rings, None)
-
-
-def _busy_at(number: int, seconds: float, network: Network) -> tuple[float, ...]:
-    """One level busy for so long, all places of it."""
-    return tuple([seconds * (n == number) for n, level in enumerate(network.levels) for _ in range(level.places)])
+    seconds = carried_bytes / used[0].bandwidth + hops * used[0].latency_s
+    return tuple([seconds * (level in used) for level in network.levels for _ in range(level.places)])
 
 
 def _use_of_ring_exchange(exchange: RingExchange, itemsize: float, network: Network) -> Use:
     """That of an exchange along a ring, hop by hop where the ring is no level, or the tensor fills not all blocks."""
     common, mesh = exchange.common, exchange.source.mesh
     if mesh.device_ids is None and common.filled(exchange.target.shape) >= NEARLY:
+        carried = ring_loads(exchange.roles) if exchange.across is None else transposed_loads(exchange.ring.size)
         unit_bytes = prod(common.lengths) * prod(common.loose_sizes) * itemsize
-        use = use_of_ring(exchange.ring, exchange.roles, unit_bytes, network)
+        use = use_of_rings(exchange.rings, carried, unit_bytes, network)
         if use is not None:
             return use
     hops = [loads(network.levels, *traffic) for traffic in exchange.traffic_of_hops()]

@@ -1,4 +1,4 @@
-"""What goes along one ring from neighbour to neighbour loads its links with.
+"""What goes along rings from neighbour to neighbour loads their links with.
 
 A hop takes as long as its fullest link, and the next begins when it is done; but parts of a tensor go one behind the
 other, so of many the link that is fullest in all hops together decides.
@@ -20,6 +20,7 @@ from typing import NamedTuple
 from reshard.digits import Digits
 from reshard.exchange.ring import RingRoles
 from reshard.exchange.ring_flows import CACHED, Fixed, RingMix, RingUnits, Roles
+from reshard.exchange.transposed_flows import transposed_flows
 
 
 class RingLoads(NamedTuple):
@@ -41,6 +42,13 @@ def ring_loads(roles: RingRoles) -> RingLoads:
 def least_along(roles: RingRoles) -> float:
     """What its fullest link carries at the least, and mostly just so, in a fraction of the time."""
     return max(_cut(*roles.numbered(values)) for values in roles.kinds())
+
+
+@lru_cache(64)
+def transposed_loads(size: int) -> RingLoads:
+    """What links of two rings of a size carry, in tiles, where their devices change places."""
+    carried = transposed_flows(size).loads()
+    return RingLoads(float(carried.sum(axis=0).max()), tuple(carried.max(axis=1).tolist()))
 
 
 @lru_cache(CACHED)

@@ -61,7 +61,9 @@ def chain_ended_inside(reshard: Reshard, larger: tuple[int, ...], steps: Chain) 
     middles = [ended_inside(point, larger, reshard.shape) for point in points]
     chain = chain_through(reshard, *middles, near=(0, *(step.near for step in steps), 0))
     whole = dict(zip(pairwise(middles), steps, strict=True))
-    return tuple([_along_ring(step, whole.get((step.before, step.after)), reshard.source, middles[0]) for step in chain])
+    return tuple(
+        [_along_ring(step, whole.get((step.before, step.after)), reshard.source, middles[0]) for step in chain]
+    )
 
 
 def _along_ring(step: Step, whole: Step | None, source: Sharding, first: Sharding) -> Step:

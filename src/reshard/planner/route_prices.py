@@ -122,7 +122,9 @@ class RoutePrices:
         along = self.of_steps.ring_of(before, after, step.near, kept if keeps else None)
         if along is None:
             return step
-        return step_of(step.reshard, ring=along.ring, kept=source if along.uses_kept else None)
+        ring, *others = along.rings
+        kept = source if along.uses_kept else None
+        return step_of(step.reshard, ring=ring, kept=kept, across=others[0] if others else None)
 
     def points(self, route: Route) -> tuple[Sharding, ...]:
         """What it passes, both ends too."""

@@ -19,16 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from math import inf, prod
+from itertools import combinations
+from math import prod
 from typing import Any, NamedTuple
 
 from reshard.digits import Digit, Digits, nest
 from reshard.exchange.by_digits import close_chains
-from reshard.exchange.ring import MOST_PLACES, RingRoles
+from reshard.exchange.ring import MOST_PLACES, RingRoles, change_places
 from reshard.layout import NOWHERE, Tie
 from reshard.mesh import Mesh
-from reshard.network import Network, Use, least_busy, least_busy_along, unnamed, use_of_pattern, use_of_ring
+from reshard.network import Network, Use, busy_along, least_busy, unnamed, use_of_pattern, use_of_rings
 from reshard.network.patterns import Pattern, kind_of
+from reshard.network.ring_loads import RingLoads, least_along, ring_loads, transposed_loads
 from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding
 from reshard.tiling import Tiling
@@ -57,10 +59,11 @@ class Sending(NamedTuple):
 
 
 class AlongRing(NamedTuple):
-    """A step along a ring."""
+    """A step along a ring, or along two whose devices change places."""
 
-    ring: Digit
-    roles: RingRoles
+    rings: tuple[Digit, ...]
+    roles: RingRoles | None
+    """Of the digits along one."""
     unit_bytes: float
     least_busy: tuple[float, ...]
     """What `Use.busy` says of levels at the least."""
@@ -68,7 +71,11 @@ class AlongRing(NamedTuple):
     @property
     def uses_kept(self) -> bool:
         """Whether what devices kept is used."""
-        return bool(self.roles.kept)
+        return self.roles is not None and bool(self.roles.kept)
+
+    def carried(self) -> RingLoads:
+        """What links carry, in units."""
+        return transposed_loads(self.rings[0].size) if self.roles is None else ring_loads(self.roles)
 
 
 class StepPrices:
@@ -151,14 +158,14 @@ class StepPrices:
 
     def _ring_anew(self, before: DigitRoles, after: DigitRoles, near: int, kept: DigitRoles | None) -> AlongRing | None:
         plain = None if kept is None else self.ring_of(before, after, near)
-        ring, sending = self._ring_of_change(before, after), self._sending(before, after, near)
-        if ring is None or sending is None or not sending.elements:
+        sending = self._sending(before, after, near)
+        if sending is None or not sending.elements:
             return None
-        along = self._along(before, after, ring, kept)
-        if along is None or along.roles.is_one_collective:
+        along = self._along(before, after, kept) or (self._transposed(before, after) if kept is None else None)
+        if along is None:
             return plain
         most = max(self._use_of(sending, 1).busy if plain is None else plain.least_busy)
-        return along if max(along.least_busy, default=inf) < most * (1 - SOONER) else plain
+        return along if max(along.least_busy) < most * (1 - SOONER) else plain
 
     @cached_property
     def _rings(self) -> list[Digit]:
@@ -176,23 +183,32 @@ class StepPrices:
         whole = (ring for ring in self._rings if all(digit.lies_in(ring) for digit in changed))
         return next(whole, None) if changed else None
 
-    def _along(self, before: DigitRoles, after: DigitRoles, ring: Digit, kept: DigitRoles | None) -> AlongRing | None:
-        """What goes along a ring; None where units are too many, or what is kept is of no use."""
-        others = (after,) if kept is None else (after, kept)
-        nests = all(
-            self._do_nest(dim, before.cuts[dim], frozenset().union(*(other.cuts[dim] for other in others)))
-            for dim in range(len(self.shape))
-        )
+    def _along(self, before: DigitRoles, after: DigitRoles, kept: DigitRoles | None) -> AlongRing | None:
+        """What goes along a ring; None where none is used better, units are too many, or what is kept is of no use."""
+        ring, ends = self._ring_of_change(before, after), (after,) if kept is None else (after, kept)
+        cuts = [frozenset[int]().union(*(end.cuts[dim] for end in ends)) for dim in range(len(self.shape))]
+        if ring is None or not all(map(self._do_nest, range(len(self.shape)), before.cuts, cuts)):
+            return None
         roles = RingRoles.of(ring, self.digits, before.roles, after.roles, None if kept is None else kept.roles)
-        if not nests or roles.places > MOST_PLACES or (kept is not None and not roles.kept):
+        if roles.places > MOST_PLACES or roles.is_one_collective or (kept is not None and not roles.kept):
             return None
         free = prod([size for role, size in roles.sizes.items() if role not in roles.after])
         unit_bytes = after.elements * self.itemsize / free
-        least_busy = least_busy_along(ring, roles, unit_bytes, self.network)
-        return None if least_busy is None else AlongRing(ring, roles, unit_bytes, least_busy)
+        busy = busy_along((ring,), least_along(roles) * unit_bytes, 0, self.network)
+        return None if busy is None else AlongRing((ring,), roles, unit_bytes, busy)
+
+    def _transposed(self, before: DigitRoles, after: DigitRoles) -> AlongRing | None:
+        """What goes where the devices of two rings change places."""
+        for ring, across in combinations(self._rings, 2):
+            if change_places(ring, across, self.digits, before.roles, after.roles):
+                tile_bytes = float(after.elements * self.itemsize)
+                fullest = transposed_loads(ring.size).fullest
+                busy = busy_along((ring, across), fullest * tile_bytes, 0, self.network)
+                return None if busy is None else AlongRing((ring, across), None, tile_bytes, busy)
+        return None
 
     def _use_along(self, along: AlongRing, parts: int) -> Use:
-        use = use_of_ring(along.ring, along.roles, along.unit_bytes / parts, self.network)
+        use = use_of_rings(along.rings, along.carried(), along.unit_bytes / parts, self.network)
         return self.nothing if use is None else use
 
     def _use_of(self, sending: Sending, parts: int) -> Use:

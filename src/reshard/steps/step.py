@@ -153,6 +153,8 @@ class Step(ReshardWork):
     kept: Sharding | None = None
     """Of tiles that devices still have from before the step, as well as those of `before`: what a device holds there is
     not sent to it along a ring, and may be sent from it."""
+    across: Digit | None = None
+    """The places along another ring, where the devices at x, y of both change places with those at y, x, along both."""
 
     def __post_init__(self) -> None:
         expect(self.reshard, Reshard, "what a step does")
@@ -164,6 +166,10 @@ class Step(ReshardWork):
             expect(self.kept, Sharding, "what is kept in a step")
             if self.ring is None:
                 raise ReshardError("bad-step", "what devices kept from before is used along a ring alone")
+        if self.across is not None:
+            expect(self.across, Digit, "the other ring of a step")
+            if self.ring is None or self.kept is not None:
+                raise ReshardError("bad-step", "devices change places along two rings, whatever they kept")
         if expect(self.kind, str, "the kind of a step", "bad-step") != UNNAMED and self.kind not in KINDS:
             raise ReshardError("bad-step", f"a step must be one of {', '.join(KINDS)}, got: {shown(self.kind)}")
         ends = self.reshard.tilings
@@ -199,7 +205,7 @@ class Step(ReshardWork):
     @cached_property
     def _exchanges(self) -> tuple[Exchange, ...]:
         kept = None if self.kept is None else Tiling.of(self.kept, self.shape)
-        return combine_then_gather(*self.reshard.tilings, self.near, self.ring, kept)
+        return combine_then_gather(*self.reshard.tilings, self.near, self.ring, kept, self.across)
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
@@ -302,13 +308,19 @@ class Step(ReshardWork):
 
 
 @lru_cache(CACHED)
-def step_of(reshard: Reshard, near: int = 0, ring: Digit | None = None, kept: Sharding | None = None) -> Step:
+def step_of(
+    reshard: Reshard,
+    near: int = 0,
+    ring: Digit | None = None,
+    kept: Sharding | None = None,
+    across: Digit | None = None,
+) -> Step:
     """The one step between these ends; kept, for chains that are compared have many steps in common.
 
     Raises:
         ReshardError: as `Step`.
     """
-    return Step(reshard, near=near, ring=ring, kept=kept)
+    return Step(reshard, near=near, ring=ring, kept=kept, across=across)
 
 
 def _kind_of(exchanges: tuple[Exchange, ...]) -> str:
