@@ -193,6 +193,16 @@ class Exchange(ABC):
             ReshardError: `unknown-device` where the device is neither in the source nor in the target.
         """
 
+    def taken(self, device: int) -> list[Piece]:
+        """All pieces that come to a device, those too that it only hands on, and what it keeps.
+
+        Those from one device are in the order in which `outgoing` of that one has them.
+
+        Raises:
+            ReshardError: as `incoming`.
+        """
+        return self.incoming(device)
+
     def passing(self, device: int) -> list[Piece]:
         """The pieces that come to a device to be handed on alone: its target tile lacks none of them.
 
@@ -207,8 +217,17 @@ class Exchange(ABC):
         """How often pieces are handed on, and once more: where it is more than 1, `Piece.round` counts hops from 1.
 
         What is sent in a later hop is a piece that its sender received in the hop before.
+        Of what `outgoing` sends to one device in a hop, what that hands on comes first, in the order in which it does.
         """
         return 1
+
+    def hop_of(self, piece: Piece) -> int:
+        """In which hop, from 1, a piece travels that does not stay on its device."""
+        return piece.round if self.hops > 1 else 1
+
+    def holder_of(self, piece: Piece) -> int:
+        """The device whose source tile has a piece: its sender, unless that only hands it on."""
+        return piece.sender
 
     @cached_property
     def is_even(self) -> bool:
@@ -292,7 +311,7 @@ class Exchange(ABC):
 
     def received_on(self, device: int) -> int:
         """The number of elements that a device receives from others."""
-        return sum(piece.box.size for piece in self.incoming(device) if piece.sender != device)
+        return sum(piece.box.size for piece in self.taken(device) if piece.sender != device)
 
     def _check_device(self, device: int) -> None:
         if device not in self.source.mesh and device not in self.target.mesh:

@@ -9,6 +9,7 @@ Who hands on what its own tile lacks receives it too, so devices may receive mor
 What goes to neighbours at once is a *hop*, which `Piece.round` counts from 1: a piece that is sent in a later hop is one
 that its sender received in the hop before.
 What stays on its device is of round 0.
+Of what goes to a neighbour in one hop those pieces come first that go furthest, so what is handed on of it is its front.
 
 By hand, 4 devices on a ring, of 8 elements 0 and 1 hold the first half, 2 and 3 the second, and all want all: 2 lacks
 what 1 holds beside it, and 0 two hops away; half comes each way, the second by 3, which lacks it too.
@@ -64,7 +65,11 @@ class RingRoles(NamedTuple):
     @property
     def places(self) -> int:
         """Of all units together."""
-        sizes = {role: digit.size for roles in (self.before, self.after) for role, digit in zip(roles, self.digits, strict=True)}
+        sizes = {
+            role: digit.size
+            for roles in (self.before, self.after)
+            for role, digit in zip(roles, self.digits, strict=True)
+        }
         return self.digits.size * prod([size for role, size in sizes.items() if role is not None])
 
     def units_and_flows(self) -> tuple[RingUnits, Flows]:
@@ -107,7 +112,8 @@ class RingExchange(Exchange):
         units, flows = self.roles.units_and_flows()
         unit, place = np.nonzero(units.holds & units.wants)
         stays = unit, place, place, 0 * place, 0.0 * place, 0.0 * place + 1.0
-        travels = flows.unit, flows.senders, flows.receivers, flows.hops + 1, flows.low, flows.high
+        columns = flows.unit, flows.senders, flows.receivers, flows.hops + 1, flows.low, flows.high
+        travels = [column[_furthest_first(flows)] for column in columns]
         *columns, low, high = (np.concatenate(pair) for pair in zip(stays, travels, strict=True))
         return _Rows(*columns, (low, high))
 
@@ -181,19 +187,35 @@ class RingExchange(Exchange):
             )
         ]
 
-    def _received_on(self, device: int, *, wanted: bool) -> list[Piece]:
+    def _taken(self, device: int, chosen: Flags | None = None) -> list[Piece]:
+        """The pieces that come to a device, of some rows."""
         table, row = self._all
-        is_wanted = self.roles.units_and_flows()[0].wants[self._rows.unit, self._rows.receivers]
-        return self._pieces((table.receivers == self._place(self.target, device)) & (is_wanted[row] == wanted))
+        is_taken = table.receivers == self._place(self.target, device)
+        return self._pieces(is_taken if chosen is None else is_taken & chosen[row])
+
+    @cached_property
+    def _is_wanted(self) -> Flags:
+        """Per row, whether it is of the target tile of who receives it."""
+        wanted: Flags = self.roles.units_and_flows()[0].wants[self._rows.unit, self._rows.receivers]
+        return wanted
 
     def incoming(self, device: int) -> list[Piece]:
-        return self._received_on(device, wanted=True)
+        return self._taken(device, self._is_wanted)
+
+    def taken(self, device: int) -> list[Piece]:
+        return self._taken(device)
 
     def passing(self, device: int) -> list[Piece]:
-        return self._received_on(device, wanted=False)
+        return self._taken(device, ~self._is_wanted)
 
     def outgoing(self, device: int) -> list[Piece]:
         return self._pieces(self.table().senders == self._place(self.source, device))
+
+    def holder_of(self, piece: Piece) -> int:
+        position, receiver = (int(self.source.mesh.position_of(device)) for device in piece[:2])
+        place = self.ring.value(position)
+        held_at = (place + (place - self.ring.value(receiver)) * max(piece.round - 1, 0)) % self.ring.size
+        return self.source.mesh.device_at(position + (held_at - place) * self.ring.stride)
 
     def _place(self, tiling: Tiling, device: int) -> int:
         """The position of a device in a tiling; none where it is of the other alone."""
@@ -274,6 +296,17 @@ def around(source: Tiling, target: Tiling, ring: Digit) -> RingExchange:
     if exchange.roles.places > MOST_PLACES:
         raise ReshardError("too-large", f"{exchange.roles.places} places of units are too many to find their ways")
     return exchange
+
+
+def _furthest_first(flows: Flows) -> Positions:
+    """An order of what goes from neighbour to neighbour: hop by hop, and of each first what is handed on most often."""
+    _, lows = np.unique(flows.low, return_inverse=True)
+    is_back = (flows.receivers - flows.senders) % flows.size != 1
+    holders = (flows.senders + np.where(is_back, flows.hops, -flows.hops)) % flows.size
+    _, ways = np.unique(((flows.unit * flows.size + holders) * 2 + is_back) * len(lows) + lows, return_inverse=True)
+    last = np.zeros(len(ways), dtype=np.int64)
+    np.maximum.at(last, ways, flows.hops)
+    return np.lexsort((lows, flows.unit, -last[ways], flows.hops))
 
 
 def _values(sizes: tuple[int, ...]) -> tuple[Positions, ...]:

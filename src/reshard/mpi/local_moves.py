@@ -8,6 +8,8 @@ through strips while it sends; where they come as strips it writes these as fast
 What is summed before it is sent, or combined once it is there, has a buffer of its own size; so has what comes twice
 into a window.
 Ranks whose tiles are shared with this one send it nothing: it reads these.
+Along a ring messages go in hops: all that comes has a buffer, that of every second hop the same, and what is handed on
+of a message is its front, sent from there.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ count what every device received.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -179,25 +180,22 @@ def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -
 
 
 def _handed_on(move: Move, sources: Tiles, counts: dict[int, int]) -> Tiles:
-    """All devices' tiles after a move in hops, hop by hop: what is handed on is what came in the hop before."""
+    """All devices' tiles after a move in hops: what is handed on is what came in the hop before."""
     exchange, dtype = move.exchange, next(iter(sources.values())).dtype
     devices = exchange.target.mesh.device_array.tolist()
-    wanted = {device: exchange.incoming(device) for device in devices}
-    coming = [piece for device in devices for piece in (*wanted[device], *exchange.passing(device))]
-    arrived: dict[tuple[int, Box], Array] = {}
-    for hop in range(exchange.hops + 1):
-        handed = {} if hop < 2 else {piece: arrived[piece.sender, piece.box] for piece in coming if piece.round == hop}
-        for piece in coming:
-            if piece.round == hop:
-                part = handed.get(piece)
-                if part is None:
-                    part = sent_part(sources[piece.sender], piece.box, exchange.source, piece.sender)
-                arrived[piece.receiver, piece.box] = part
-                counts[piece.receiver] += part.nbytes if piece.sender != piece.receiver else 0
-    return {
-        device: assembled(move, device, [(piece.box, arrived[device, piece.box]) for piece in wanted[device]], dtype)
-        for device in devices
-    }
+    arrived: dict[tuple[int, Box, int], Array] = {}
+    for piece in sorted(chain.from_iterable(map(exchange.taken, devices)), key=lambda piece: piece.round):
+        if piece.round > 1:
+            part = arrived[piece.sender, piece.box, piece.round - 1]
+        else:
+            part = sent_part(sources[piece.sender], piece.box, exchange.source, piece.sender)
+        arrived[piece.receiver, piece.box, piece.round] = part
+        counts[piece.receiver] += part.nbytes if piece.sender != piece.receiver else 0
+    tiles = {}
+    for device in devices:
+        parts = ((piece.box, arrived[device, piece.box, piece.round]) for piece in exchange.incoming(device))
+        tiles[device] = assembled(move, device, parts, dtype)
+    return tiles
 
 
 def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) -> np.dtype[Any]:

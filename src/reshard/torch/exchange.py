@@ -7,6 +7,11 @@ A packed piece that several peers ask for is packed once.
 Everything is packed before anything is posted: where packing fails, no peer is left with half of an exchange.
 While messages travel, the rank copies what it has itself.
 
+Along a ring messages go in hops, from neighbour to neighbour.
+What is handed on of a message is its front, so it is sent from where it was received: the tile itself, or a buffer that
+is used again two hops later.
+A hop is posted once all of the one before it is there, and what that brought is put in its place meanwhile.
+
 Partial values are combined on arrival, in the order of their senders; every element is combined on one rank, so
 the replicas that are gathered from there are equal bit for bit.
 Where values become partial nothing travels: the rank copies what it holds of them among identities.
@@ -33,8 +38,13 @@ from reshard.torch.carriers import Carrier, JointCarrier, Parcel
 
 Finish = Callable[[], torch.Tensor]
 """Waits for messages that are under way, and gives the target tile."""
+FinishHop = Callable[[], "torch.Tensor | FinishHop"]
+"""Waits for messages of one hop, and gives the target tile after the last; else what waits for the next hop, which is
+then under way."""
 Post = Callable[[], Finish]
 """Sends messages that are packed on their way."""
+PostHop = Callable[[], FinishHop]
+"""The same of the first hop."""
 
 CARRIED = frozenset(
     [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -43,6 +53,14 @@ CARRIED = frozenset(
 
 COMBINE: dict[str, Callable[..., Any]] = combining(torch)
 """What combines two partial values, by reduction; avg divides once all are added."""
+
+
+def ended(finish: FinishHop) -> torch.Tensor:
+    """The target tile, once all hops are waited for."""
+    result = finish()
+    while not isinstance(result, torch.Tensor):
+        result = result()
+    return result
 
 
 def as_carried(memory: torch.Tensor) -> torch.Tensor:
@@ -74,11 +92,18 @@ class TilePart:
     shape: tuple[int, ...]
     size: int
     """The number of elements."""
+    passes: bool = False
+    """Whether it comes only to be handed on, and has no place in the tile."""
 
     @classmethod
     def of(cls, box: Box, tile: Box | Tile) -> TilePart:
         """The part of a tile that lies in a box of the tensor."""
         return cls(box, () if box == tile else tile.places(box)[0][0], box.shape, box.size)
+
+    @classmethod
+    def passing(cls, box: Box) -> TilePart:
+        """What only passes."""
+        return cls(box, (), box.shape, box.size, passes=True)
 
     def is_contiguous_in(self, shape: tuple[int, ...]) -> bool:
         """Whether it lies in one run of a contiguous tile: at most one dim is cut inside, none to its right."""
@@ -100,10 +125,11 @@ class Message(NamedTuple):
     """Whether it is the first of those that share a place in the buffer."""
 
     def packed(self) -> Iterator[tuple[int, TilePart]]:
-        """Where each part begins in the message's place in the buffer; nothing where there is no buffer."""
+        """Where each part of the tile begins in the message's place in the buffer; nothing where there is no buffer."""
         begin = 0
         for part in () if self.start is None else self.parts:
-            yield begin, part
+            if not part.passes:
+                yield begin, part
             begin += part.size
 
     def place_in(self, buffer: torch.Tensor) -> torch.Tensor:
@@ -123,6 +149,26 @@ class Message(NamedTuple):
         for begin, part in self.packed() if self.is_first else ():
             _inside(place, begin, part).copy_(tile[part.index])
         return self.memory(tile, place)
+
+
+class HandedOn(NamedTuple):
+    """The front of a message of the hop before, for the next neighbour."""
+
+    peer: int
+    """A global rank."""
+    number: int
+    """Of the message, among those received in that hop."""
+    parts: int
+    """How many of its parts."""
+    size: int
+    """The number of elements."""
+
+
+class Hop(NamedTuple):
+    """What a rank sends and receives once it has all of the hop before."""
+
+    sends: tuple[HandedOn, ...]
+    receives: tuple[Message, ...]
 
 
 @dataclass(frozen=True)
@@ -148,6 +194,13 @@ class LocalExchange:
     """What the target tile holds where nothing is copied; None where all of it comes from somewhere."""
     carrier: Carrier | JointCarrier | None = None
     """What brings the messages to others; None where there are none."""
+    later: tuple[Hop, ...] = ()
+    """The hops after the first; all ranks have as many."""
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether it sends or receives any."""
+        return any([self.sends, self.receives, *(messages for hop in self.later for messages in hop)])
 
     def pack(
         self,
@@ -155,7 +208,7 @@ class LocalExchange:
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
         watch: Watch = UNWATCHED,
-    ) -> Post:
+    ) -> PostHop:
         """Pack the messages; what is given back posts them.
 
         A message of what a watch computes before it is read is packed later, when its turn to be sent has come.
@@ -172,75 +225,111 @@ class LocalExchange:
             out = tile.new_empty((0,) if self.target_shape is None else self.target_shape)
         elif self.target_shape is not None:
             out = out.view(self.target_shape)
-        receives = self.receives
+        hops, receive_size = [Hop((), self.receives), *self.later], self.receive_size
         if not is_plain(out, tile):  # nothing is received into its own memory
             workspace = None
-            receives, _ = _messages({message.peer: message.parts for message in receives}, None, shared=False)
-        if workspace is None:
-            sent = tile.new_empty(self.send_size) if self.send_size else tile
-            # One for each message, as the memory of large blocks is mapped and faulted in anew at every call.
-            received = [out if message.start is None else tile.new_empty(message.size) for message in receives]
-        else:
-            sent = workspace[: self.send_size]
-            received = [message.place_in(workspace[self.send_size :]) for message in receives]
-        sends = self.sends
+            received, receive_size = _received([_parts_of(hop.receives) for hop in hops], None)
+            hops = [hop._replace(receives=messages) for hop, messages in zip(hops, received, strict=True)]
+        sends, sent, room = self.sends, None, None
+        if workspace is not None:
+            sent, room = workspace[: self.send_size], workspace[self.send_size :]
+        elif self.later:
+            room = tile.new_empty(receive_size)
         if not tile.is_contiguous():  # nothing is sent from its own memory
-            sends, size = _messages({message.peer: message.parts for message in sends}, None)
-            sent = tile.new_empty(size)
-        pairs = zip(receives, received, strict=True)
-        incoming = [Parcel(message.memory(out, place), message.peer) for message, place in pairs]
+            sends, send_size = _messages(_parts_of(sends), None)
+            sent = tile.new_empty(send_size)
+        elif sent is None:
+            sent = tile.new_empty(self.send_size)
+
+        def place_of(message: Message) -> torch.Tensor:
+            if message.start is None:
+                return out
+            # Without a room each has its own, as the memory of large blocks is mapped and faulted in at every call.
+            return tile.new_empty(message.size) if room is None else message.place_in(room)
+
         outgoing: Iterable[Parcel] = (Parcel(message.pack(tile, sent, watch), message.peer) for message in sends)
         if watch.before_read is None:
             outgoing = list(outgoing)
+        places = [[place_of(message) for message in hop.receives] for hop in hops]
+        return partial(_Running(self, tile, out, sent, hops, places, watch).post, 0, outgoing)
 
-        def post() -> Finish:
-            sending, receiving = ([], []) if self.carrier is None else self.carrier.post(incoming, outgoing)
-            return partial(finish, sending, receiving, sent)
 
-        def finish(sending: list[Any], receiving: list[Any], _sent: torch.Tensor) -> torch.Tensor:
-            """Tile and send buffer must live until all is sent."""
-            self._unpack(tile, out, receives, received, receiving, watch)
-            for work in (*sending, *receiving[len(received) :]):
+class _Running(NamedTuple):
+    """An exchange with the memory of a call, which lives until all is sent."""
+
+    exchange: LocalExchange
+    tile: torch.Tensor
+    out: torch.Tensor
+    sent: torch.Tensor
+    """Where messages are packed."""
+    hops: list[Hop]
+    places: list[list[torch.Tensor]]
+    """Per hop where each message is received."""
+    watch: Watch
+
+    def post(self, number: int, outgoing: Iterable[Parcel]) -> FinishHop:
+        """Send the messages of a hop on their way."""
+        pairs = zip(self.hops[number].receives, self.places[number], strict=True)
+        incoming = [Parcel(message.memory(self.out, place), message.peer) for message, place in pairs]
+        carrier = self.exchange.carrier
+        sending, receiving = ([], []) if carrier is None else carrier.post(incoming, outgoing)
+        return partial(self.finish, number, sending, receiving)
+
+    def finish(self, number: int, sending: list[Any], receiving: list[Any]) -> torch.Tensor | FinishHop:
+        """Wait for a hop; the target tile after the last one, else what waits for the next."""
+        if number == 0:
+            self._copy()
+        if number + 1 == len(self.hops):
+            self._unpack(number, receiving)
+            for work in (*sending, *receiving[len(self.places[number]) :]):
                 work.wait()
-            return out
+            return self.out
+        for work in (*receiving, *sending):
+            work.wait()
+        messages, places = self.hops[number].receives, self.places[number]
+        following = self.post(
+            number + 1,
+            [
+                Parcel(messages[part.number].memory(self.out, places[part.number][: part.size]), part.peer)
+                for part in self.hops[number + 1].sends
+            ],
+        )
+        self._unpack(number, [])
+        return following
 
-        return post
-
-    def _unpack(
-        self,
-        tile: torch.Tensor,
-        out: torch.Tensor,
-        receives: Sequence[Message],
-        received: list[torch.Tensor],
-        receiving: list[Any],
-        watch: Watch,
-    ) -> None:
-        """Copy what the rank has, then put every message in its place, as soon as it is there and in their order."""
-        combine = None if self.reduction is None else COMBINE[self.reduction]
-        if self.fill is not None:
-            out.fill_(self.fill)
-        for target, source in self.copies:
+    def _copy(self) -> None:
+        """Copy what the rank has itself."""
+        out, watch = self.out, self.watch
+        if self.exchange.fill is not None:
+            out.fill_(self.exchange.fill)
+        for target, source in self.exchange.copies:
             if watch.before_read is not None:
                 watch.before_read(source.index)
-            out[target.index].copy_(tile[source.index])
+            out[target.index].copy_(self.tile[source.index])
             if watch.after_write is not None:
                 watch.after_write(out, target.index)
-        placed = {target.box for target, _ in self.copies} if combine is not None else set()
-        for number, message in enumerate(receives):
-            if number < len(receiving):
-                receiving[number].wait()  # once and no more: gloo would wait for a second message
+
+    def _unpack(self, number: int, receiving: list[Any]) -> None:
+        """Put every message of a hop in its place, as soon as it is there and in their order."""
+        exchange, out, watch = self.exchange, self.out, self.watch
+        combine = None if exchange.reduction is None else COMBINE[exchange.reduction]
+        placed = {target.box for target, _ in exchange.copies} if combine is not None else set()
+        for turn, (message, place) in enumerate(zip(self.hops[number].receives, self.places[number], strict=True)):
+            if turn < len(receiving):
+                receiving[turn].wait()  # once and no more: gloo would wait for a second message
             for begin, part in message.packed():
-                room, value = out[part.index], _inside(received[number], begin, part)
-                if combine is None or (self.fill is None and part.box not in placed):
+                room, value = out[part.index], _inside(place, begin, part)
+                if combine is None or (exchange.fill is None and part.box not in placed):
                     room.copy_(value)
                     placed.add(part.box)
                 else:
                     combine(room, value, out=room)
             if watch.after_write is not None:
                 for part in message.parts:
-                    watch.after_write(out, part.index)
-        if self.reduction == "avg":
-            out /= self.classes
+                    if not part.passes:
+                        watch.after_write(out, part.index)
+        if exchange.reduction == "avg":
+            out /= exchange.classes
 
 
 def is_plain(out: torch.Tensor, tile: torch.Tensor) -> bool:
@@ -257,36 +346,51 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
     source = exchange.source.tile(rank, once=True) if rank in exchange.source.mesh else None
     target = exchange.target.tile(rank, once=True) if rank in exchange.target.mesh else None
     outgoing: dict[int, list[TilePart]] = {}
+    handed_on: list[dict[int, list[Box]]] = [{} for _ in range(exchange.hops)]
     if source is not None:
         for piece in exchange.outgoing(rank):
-            if piece.receiver != rank:
+            if piece.receiver != rank and (hop := exchange.hop_of(piece)) > 1:
+                handed_on[hop - 1].setdefault(piece.receiver, []).append(piece.box)
+            elif piece.receiver != rank:
                 outgoing.setdefault(piece.receiver, []).append(TilePart.of(piece.box, source))
-    incoming: dict[int, list[TilePart]] = {}
+    incoming: list[dict[int, list[TilePart]]] = [{} for _ in range(exchange.hops)]
     copies: list[tuple[TilePart, TilePart]] = []
     if target is not None:
-        for piece in exchange.incoming(rank):
-            part = TilePart.of(piece.box, target)
+        passing = set(exchange.passing(rank))
+        for piece in exchange.taken(rank):
+            part = TilePart.passing(piece.box) if piece in passing else TilePart.of(piece.box, target)
             if piece.sender != rank:
-                incoming.setdefault(piece.sender, []).append(part)
+                incoming[exchange.hop_of(piece) - 1].setdefault(piece.sender, []).append(part)
             elif source is not None:
                 copies.append((part, TilePart.of(piece.box, source)))
     source_shape, target_shape = (None if box is None else box.shape for box in (source, target))
     # Each rank begins with another peer: sends go upwards from the rank, receives downwards.
     sends, send_size = _messages(_from_rank(outgoing, rank), source_shape)
     straight = None if move.reduction else target_shape
-    receives, receive_size = _messages(_from_rank(incoming, rank, -1), straight, shared=False)
+    received, receive_size = _received([_from_rank(parts, rank, -1) for parts in incoming], straight)
+    later = [
+        Hop(tuple(_front(boxes, peer, before) for peer, boxes in sorted(handed.items())), messages)
+        for handed, before, messages in zip(handed_on[1:], received, received[1:], strict=False)
+    ]
     return LocalExchange(
         source_shape,
         target_shape,
         sends,
-        receives,
+        received[0],
         tuple(copies),
         move.reduction,
         move.classes,
         send_size,
         receive_size,
         None if move.fill is None else dtype.identity(move.fill),
+        later=tuple(later),
     )
+
+
+def _front(boxes: Sequence[Box], peer: int, received: Sequence[Message]) -> HandedOn:
+    """What goes on to a peer of the messages of the hop before: it is the front of one of them."""
+    fronts = [[part.box for part in message.parts[: len(boxes)]] for message in received]
+    return HandedOn(peer, fronts.index(list(boxes)), len(boxes), sum(box.size for box in boxes))
 
 
 def _from_rank(parts: Mapping[int, list[TilePart]], rank: int, sign: int = 1) -> dict[int, list[TilePart]]:
@@ -309,13 +413,34 @@ def _messages(
     starts: dict[tuple[Box, ...], int] = {}
     for peer, parts in parts_of.items():
         boxes, size = tuple(part.box for part in parts), sum(part.size for part in parts)
-        is_straight = shape is not None and len(parts) == 1 and parts[0].is_contiguous_in(shape)
+        is_straight = shape is not None and len(parts) == 1 and not parts[0].passes and parts[0].is_contiguous_in(shape)
         is_first = is_straight or not shared or boxes not in starts
         if is_first and not is_straight:
             starts[boxes] = end
             end += size
         messages.append(Message(peer, tuple(parts), size, None if is_straight else starts[boxes], is_first))
     return tuple(messages), end
+
+
+def _received(
+    parts_of: Sequence[Mapping[int, Sequence[TilePart]]], shape: tuple[int, ...] | None
+) -> tuple[list[tuple[Message, ...]], int]:
+    """The messages that come in each hop, as of `_messages`, and the size of a buffer that every second hop shares."""
+    messages, sizes = zip(*(_messages(parts, shape, shared=False) for parts in parts_of), strict=True)
+    begins = 0, max(sizes[::2])
+    hops = [
+        tuple(
+            message if message.start is None else message._replace(start=message.start + begins[number % 2])
+            for message in of_hop
+        )
+        for number, of_hop in enumerate(messages)
+    ]
+    return hops, begins[1] + max(sizes[1::2], default=0)
+
+
+def _parts_of(messages: Iterable[Message]) -> dict[int, Sequence[TilePart]]:
+    """The parts of each, by peer."""
+    return {message.peer: message.parts for message in messages}
 
 
 def _inside(buffer: torch.Tensor, begin: int, part: TilePart) -> torch.Tensor:

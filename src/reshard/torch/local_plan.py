@@ -21,7 +21,19 @@ from reshard.plans import Plan
 from reshard.steps import Step
 from reshard.tiling import Tiling
 from reshard.torch.carriers import carrier_for, joint_carrier_for
-from reshard.torch.exchange import COMBINE, UNWATCHED, Finish, LocalExchange, Post, Watch, is_plain, local_exchange
+from reshard.torch.exchange import (
+    COMBINE,
+    UNWATCHED,
+    Finish,
+    FinishHop,
+    LocalExchange,
+    Post,
+    PostHop,
+    Watch,
+    ended,
+    is_plain,
+    local_exchange,
+)
 from reshard.torch.turns import turnwise
 
 
@@ -97,7 +109,7 @@ class LocalPlan:
         staged = out if out is not None and (shares or (combines and not is_plain(out, tile))) else None
         out = out if staged is None else None
 
-        def pack(number: int, tile: torch.Tensor) -> Post:
+        def pack(number: int, tile: torch.Tensor) -> PostHop:
             is_last = number + 1 == len(self.exchanges)
             ends = Watch(watch.before_read if number == 0 else None, watch.after_write if is_last else None)
             return self.exchanges[number].pack(tile, out if is_last else None, workspace, ends)
@@ -110,11 +122,11 @@ class LocalPlan:
                 finish = post()
             return lambda: end(finish)
 
-        def end(finish: Finish) -> torch.Tensor:
+        def end(finish: FinishHop) -> torch.Tensor:
             with self._told():
-                result = finish()
+                result = ended(finish)
                 for number in range(1, len(self.exchanges)):
-                    result = pack(number, result)()()
+                    result = ended(pack(number, result)())
             if staged is not None:
                 return staged.copy_(result.view(staged.shape))
             return result if result.shape == self.target_shape else result.view(self.target_shape)
@@ -122,7 +134,10 @@ class LocalPlan:
         return begin
 
     def _in_parts(self, tile: torch.Tensor) -> torch.Tensor:
-        """The target tile, its parts one behind the other: while one is in an exchange, the next is in that before."""
+        """The target tile, its parts one behind the other: while one is in an exchange, the next is in that before.
+
+        Where exchanges have hops, each hop of those that are under way is posted before any waits for its own.
+        """
         parting, parts, tile = self.plan.parting, self.parts, tile.resolve_conj().resolve_neg()
         tiles = [parting.cut(tile, len(parts), number, torch.cat) for number in range(len(parts))]
         waves = max(number + len(part.exchanges) for number, part in enumerate(parts))
@@ -132,9 +147,15 @@ class LocalPlan:
                 posts = [
                     parts[number].exchanges[wave - number].pack(tiles[number].contiguous()) for number in under_way
                 ]
-                finishes = [post() for post in posts]
-                for number, finish in zip(under_way, finishes, strict=True):
-                    tiles[number] = finish()
+                waiting: list[tuple[int, FinishHop]] = [
+                    (number, post()) for number, post in zip(under_way, posts, strict=True)
+                ]
+                while waiting:
+                    reached = [(number, finish()) for number, finish in waiting]
+                    waiting = [(number, result) for number, result in reached if not isinstance(result, torch.Tensor)]
+                    for number, result in reached:
+                        if isinstance(result, torch.Tensor):
+                            tiles[number] = result
         moved = [tile.view(part.target_shape) for tile, part in zip(tiles, parts, strict=True)]
         whole: torch.Tensor = parting.joined(moved, torch.cat)
         return whole.view(self.target_shape)
@@ -184,10 +205,10 @@ def local_plan(
             together = joint_carrier_for(move.exchange, device_mesh, ours) if joint else None
             if together is not None:
                 exchange = replace(exchange, carrier=together)
-            elif exchange.sends or exchange.receives:
+            elif exchange.has_messages:
                 carrier = carrier_for(move.exchange, device_mesh, ours, device_type_of(meshes))
                 exchange = replace(exchange, carrier=carrier)
-            if plan.options.memory_limit is not None:
+            if plan.options.memory_limit is not None and not exchange.later:
                 exchange = turnwise(exchange, move, rank, step.chunks)
             exchanges.append(exchange)
     sides = (Tiling.of(side, plan.shape) for side in (before, after))
