@@ -73,7 +73,9 @@ def agrees(plan: rs.Plan, seed: int, *, shared: bool = False, counted: bool = Tr
     participants = participants_of(None, plan.devices)
     if participants is not None and counted:
         local = RankPlan(plan, participants)
-        sizes = [datatype.Get_size() for move in local.moves for datatype in move.receives.types.values()]
+        sizes = [
+            datatype.Get_size() for move in local.moves for hop in move.hops for datatype in hop.receives.types.values()
+        ]
         received = plan.received_bytes_on(RANK)
         yield from unless(sum(sizes) == received, f"{plan.reshard} receives {sum(sizes)}, not {received}")
         local.free()
@@ -228,7 +230,7 @@ def strips() -> Iterator[str]:
             participants = participants_of(None, plan.devices)
             for way, is_packed in ((plan, size == 256 and source is rows), (limited, False)):
                 local = RankPlan(way, participants)  # type: ignore[arg-type]
-                rooms = {move.sends.room_bytes for move in local.moves}
+                rooms = {move.hops[0].sends.room_bytes for move in local.moves}
                 yield from unless((rooms != {None}) == is_packed, f"{plan.reshard} of {size} has buffers of {rooms}")
                 local.free()
 

@@ -8,6 +8,7 @@ coordinates; nothing here is a table of all pairs of devices.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -221,9 +222,12 @@ class Exchange(ABC):
         """
         return 1
 
-    def hop_of(self, piece: Piece) -> int:
-        """In which hop, from 1, a piece travels that does not stay on its device."""
-        return piece.round if self.hops > 1 else 1
+    def by_hop(self, pieces: Iterable[Piece]) -> list[list[Piece]]:
+        """The pieces of each hop, in their order; what stays on its device is with those of the first."""
+        hops: list[list[Piece]] = [[] for _ in range(self.hops)]
+        for piece in pieces:
+            hops[max(piece.round, 1) - 1 if len(hops) > 1 else 0].append(piece)
+        return hops
 
     def holder_of(self, piece: Piece) -> int:
         """The device whose source tile has a piece: its sender, unless that only hands it on."""

@@ -15,7 +15,7 @@ of a message is its front, sent from there.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -46,7 +46,7 @@ class MessageEnd:
     """All that one rank sends in a move, or receives."""
 
     pieces: dict[int, list[Piece]]
-    """By the other rank, in an order that both know."""
+    """By the other rank, in the order in which it has them too."""
     types: dict[int, MPI.Datatype]
     room_bytes: int | None
     """Of the buffer that messages are packed into, one after the other; None where they lie in the tile."""
@@ -74,7 +74,6 @@ class MessageEnd:
             by_peer.setdefault(peer, []).append(piece)
         types, starts, end = {}, {}, 0
         for peer, parts in by_peer.items():
-            parts.sort(key=lambda piece: (piece.box, piece.round))
             if place_of is not None:
                 types[peer] = subarrays(shape, [place_of(piece.box) for piece in parts], itemsize)
                 continue
@@ -85,10 +84,38 @@ class MessageEnd:
             types[peer] = run_of(first, end - first)
         return cls(by_peer, types, None if place_of is not None else end, starts)
 
+    @classmethod
+    def handed_on(cls, pieces: Iterable[Piece], came: MessageEnd, itemsize: int) -> MessageEnd:
+        """The messages of pieces that came in the hop before: to each rank the front of one of those.
+
+        Args:
+            pieces: in the order in which they go.
+            came: the messages of that hop, in their buffer.
+            itemsize: bytes per element.
+        """
+        starts = {piece.box: start for piece, start in came.starts.items()}
+        by_peer: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            by_peer.setdefault(piece.receiver, []).append(piece)
+        types = {
+            peer: run_of(starts[parts[0].box], sum(part.box.size for part in parts) * itemsize)
+            for peer, parts in by_peer.items()
+        }
+        return cls(by_peer, types, None, {})
+
     def free(self) -> None:
         """Give the datatypes back."""
         for datatype in self.types.values():
             datatype.Free()
+
+
+class Hop(NamedTuple):
+    """What is under way at once; of most moves all."""
+
+    sends: MessageEnd
+    receives: MessageEnd
+    wanted: list[Piece]
+    """What comes into the tile with it, in the order in which it is combined; with the first what is kept too."""
 
 
 class PieceCopy(NamedTuple):
@@ -115,7 +142,10 @@ class LocalMove:
         self.target = _tile_of(exchange.target, device)
         outgoing = [] if source is None else exchange.outgoing(device)
         self.incoming = [] if self.target is None else exchange.incoming(device)
-        sent = [(piece.receiver, piece) for piece in outgoing if piece.receiver != device]
+        taken = self.incoming if self.target is None or exchange.hops == 1 else exchange.taken(device)
+        leaving = exchange.by_hop(piece for piece in outgoing if piece.receiver != device)
+        arriving = exchange.by_hop(piece for piece in taken if piece.sender != device)
+        sent = [(piece.receiver, piece) for piece in leaving[0]]
         shape = () if source is None else source.shape
         is_summed = exchange.source.layout.is_summed
         strips = [piece.box.size * dtype.itemsize for _, piece in sent if not is_one_run(piece.box.shape, shape)]
@@ -123,25 +153,30 @@ class LocalMove:
         self.sent_places = (
             {} if source is None or is_summed else {piece: source.owned_place(piece.box) for _, piece in sent}
         )
-        self.sends = MessageEnd.of(
+        sends = MessageEnd.of(
             sent,
             shape,
             None if source is None or is_packed or is_summed else source.owned_place,
             dtype.itemsize,
         )
-        received = ((piece.sender, piece) for piece in self.incoming if piece.sender != device)
-        self.receives = MessageEnd.of(
-            received,
-            () if self.target is None else self.target.shape,
-            self._place if self.is_straight else None,
-            dtype.itemsize,
-        )
+        self.hops: list[Hop] = []
+        for number, (pieces, wanted) in enumerate(zip(arriving, exchange.by_hop(self.incoming), strict=True)):
+            receives = MessageEnd.of(
+                [(piece.sender, piece) for piece in pieces],
+                () if self.target is None else self.target.shape,
+                self._place if self.is_straight else None,
+                dtype.itemsize,
+            )
+            if number:
+                sends = MessageEnd.handed_on(leaving[number], self.hops[-1].receives, dtype.itemsize)
+            self.hops.append(Hop(sends, receives, wanted))
 
     @cached_property
     def is_straight(self) -> bool:
         """Whether what arrives lies at one place of the tile, and stands there as it came."""
         target = self.target
-        if target is None or self.move.reduction is not None or self.move.fill is not None:
+        is_put_together = self.move.reduction is not None or self.move.fill is not None
+        if target is None or is_put_together or self.move.exchange.hops > 1:
             return False
         return all(len(target.places(piece.box)) == 1 for piece in self.incoming)
 
@@ -154,14 +189,15 @@ class LocalMove:
     def is_dense(self) -> bool:
         """Whether most ranks talk with most."""
         try:
-            return 2 * self.move.exchange.rounds >= len(self.participants.devices)
+            return self.move.exchange.hops == 1 and 2 * self.move.exchange.rounds >= len(self.participants.devices)
         except ReshardError:  # too many pieces to count
             return False
 
     @property
     def room_bytes(self) -> int:
-        """Of both buffers."""
-        return (self.sends.room_bytes or 0) + (self.receives.room_bytes or 0)
+        """Of all buffers: that of what is packed, and of what is received in every second hop one."""
+        received = [hop.receives.room_bytes or 0 for hop in self.hops]
+        return (self.hops[0].sends.room_bytes or 0) + max(received[::2]) + max(received[1::2], default=0)
 
     @cached_property
     def copies_in_turn(self) -> list[PieceCopy]:
@@ -187,7 +223,7 @@ class LocalMove:
                 [0] * len(devices),
                 [end.types.get(device, MPI.BYTE) for device in devices],
             )
-            for end in (self.sends, self.receives)
+            for end in self.hops[0][:2]
         ]
 
     def run(
@@ -202,39 +238,57 @@ class LocalMove:
             near: by device, the memory of tiles that this rank can read, whose ranks read its tile too; None where no
                 rank reads another's.
         """
-        device, exchange = self.participants.device, self.move.exchange
-        tiles: Mapping[int, Any] = near or {}
-        sent = tile if self.sends.room_bytes is None else self._packed(tile, dtype, tiles)
-        array: Array | None = None
-        received: Array | None
-        if self.is_straight:
-            is_whole = out is not None and not exchange.target.layout.has_windows
-            received = array = out if is_whole else assembled(self.move, device, (), dtype, out)
-        else:
-            received = None if self.target is None else self._room("received", self.receives.room_bytes or 0)
-        requests = self._posted(sent, received, near)
-
-        def arriving(pieces: Iterable[Piece]) -> Iterable[tuple[Box, Array]]:
-            for piece in pieces:
-                if piece.sender == device or piece.sender in tiles:
-                    values: Any = tile if piece.sender == device else self._neighbour(tiles, piece.sender, dtype)
-                    yield piece.box, sent_part(values, piece.box, exchange.source, piece.sender)
-                elif received is not None and not self.is_straight:
-                    start = self.receives.starts[piece]
-                    room = received[start : start + piece.box.size * dtype.itemsize]
-                    yield piece.box, room.view(dtype).reshape(piece.box.shape)
-
-        if array is not None and self.target is not None:
-            for piece, place, of, part in self.copies_in_turn:
-                if piece.sender == device or piece.sender in tiles:
-                    values = tile if piece.sender == device else self._neighbour(tiles, piece.sender, dtype)
-                    part_of(array, place)[...] = part_of(self._sent(values, piece, of), part)
-            MPI.Request.Waitall(requests)
-            return array
-        MPI.Request.Waitall(requests)
-        if self.target is None:
+        if self.move.exchange.hops > 1:  # what is handed on is not in the tile of who hands it on
+            near = None
+        if not self.is_straight:
+            pieces = self._arriving(tile, dtype, near)
+            if self.target is not None:
+                return assembled(self.move, self.participants.device, pieces, dtype, out)
+            for _ in pieces:  # nothing comes, but what is sent must go
+                pass
             return None
-        return assembled(self.move, device, arriving(self.incoming), dtype, out)
+        is_whole = out is not None and not self.move.exchange.target.layout.has_windows
+        array = out if is_whole else assembled(self.move, self.participants.device, (), dtype, out)
+        requests = self._posted(self.hops[0], self._leaving(tile, dtype, near), array, near)
+        if array is not None:
+            for piece, place, of, part in self.copies_in_turn:
+                values = self._at_hand(piece.sender, tile, dtype, near)
+                if values is not None:
+                    part_of(array, place)[...] = part_of(self._sent(values, piece, of), part)
+        MPI.Request.Waitall(requests)
+        return array
+
+    def _arriving(
+        self, tile: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any] | None
+    ) -> Iterator[tuple[Box, Array]]:
+        """What comes into the tile, hop by hop; the next hop is under way while what came is put in its place."""
+        source, memory, room = self.move.exchange.source, self._leaving(tile, dtype, near), self._received_room(0)
+        requests = self._posted(self.hops[0], memory, room, near)
+        for number, hop in enumerate(self.hops):
+            MPI.Request.Waitall(requests)
+            memory = room
+            if number + 1 < len(self.hops):
+                room = self._received_room(number + 1)
+                requests = self._posted(self.hops[number + 1], memory, room, near)
+            for piece in hop.wanted:
+                values = self._at_hand(piece.sender, tile, dtype, near)
+                if values is None:
+                    start = hop.receives.starts[piece]
+                    came = memory[start : start + piece.box.size * dtype.itemsize]
+                    yield piece.box, came.view(dtype).reshape(piece.box.shape)
+                else:
+                    yield piece.box, sent_part(values, piece.box, source, piece.sender)
+
+    def _at_hand(
+        self, device: int, tile: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any] | None
+    ) -> Array | None:
+        """The tile of a device before the move: that of the rank itself, or one that it reads; None for others."""
+        if device == self.participants.device:
+            return tile
+        if near is None or device not in near:
+            return None
+        held: Array = near[device].view(dtype).reshape(self.move.exchange.source.tile(device).shape)
+        return held
 
     def _sent(self, values: Any, piece: Piece, of: tuple[slice, ...] | None) -> Array:
         """What is sent of a piece, of a tile that lies at hand."""
@@ -242,24 +296,28 @@ class LocalMove:
             sent_part(values, piece.box, self.move.exchange.source, piece.sender) if of is None else part_of(values, of)
         )
 
-    def _neighbour(self, near: Mapping[int, Any], device: int, dtype: np.dtype[Any]) -> Array:
-        tile: Array = near[device].view(dtype).reshape(self.move.exchange.source.tile(device).shape)
-        return tile
-
     def _room(self, use: str, nbytes: int) -> Array:
         return self.participants.room(use, nbytes) if self.keeps_rooms else np.empty(nbytes, np.uint8)
 
-    def _packed(self, tile: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any]) -> Array:
-        """What is sent, in its buffer; nothing to those that read the tile."""
-        room = self._room("sent", self.sends.room_bytes or 0)
-        for piece, start in self.sends.starts.items() if tile is not None else ():
-            if piece.receiver in near:
+    def _received_room(self, hop: int) -> Array:
+        return self._room(f"received {hop % 2}", self.hops[hop].receives.room_bytes or 0)
+
+    def _leaving(self, tile: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any] | None) -> Array | None:
+        """What is sent first: the tile, or a buffer, in which nothing is packed for those that read the tile."""
+        sends = self.hops[0].sends
+        if sends.room_bytes is None:
+            return tile
+        room = self._room("sent", sends.room_bytes)
+        for piece, start in sends.starts.items() if tile is not None else ():
+            if near is not None and piece.receiver in near:
                 continue
             place = room[start : start + piece.box.size * dtype.itemsize].view(dtype).reshape(piece.box.shape)
             place[...] = self._sent(tile, piece, self.sent_places.get(piece))
         return room
 
-    def _posted(self, sent: Array | None, received: Array | None, near: Mapping[int, Any] | None) -> list[MPI.Request]:
+    def _posted(
+        self, hop: Hop, sent: Array | None, received: Array | None, near: Mapping[int, Any] | None
+    ) -> list[MPI.Request]:
         """What to wait for."""
         comm, places = self.participants.comm, self.participants.place_of
         nothing = np.zeros(1, np.uint8)
@@ -269,12 +327,12 @@ class LocalMove:
             return []
         requests = [
             comm.Irecv([memories[1], 1, datatype], places[peer], TAG)
-            for peer, datatype in self.receives.types.items()
+            for peer, datatype in hop.receives.types.items()
             if near is None or peer not in near
         ]
         requests += [
             comm.Isend([memories[0], 1, datatype], places[peer], TAG)
-            for peer, datatype in self.sends.types.items()
+            for peer, datatype in hop.sends.types.items()
             if near is None or peer not in near
         ]
         return requests
@@ -383,6 +441,5 @@ class RankPlan:
         """Give the datatypes back."""
         for nested in {id(nested): nested for nested in (*self.of_parts, *self.of_stretches)}.values():
             nested.free()
-        for move in self.moves:
-            move.sends.free()
-            move.receives.free()
+        for end in (end for move in self.moves for hop in move.hops for end in hop[:2]):
+            end.free()

@@ -32,6 +32,7 @@ import torch
 
 from reshard.box import Box
 from reshard.dtypes import DType, combining
+from reshard.exchange import Piece
 from reshard.steps import Move
 from reshard.tile import Tile
 from reshard.torch.carriers import Carrier, JointCarrier, Parcel
@@ -346,31 +347,29 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
     source = exchange.source.tile(rank, once=True) if rank in exchange.source.mesh else None
     target = exchange.target.tile(rank, once=True) if rank in exchange.target.mesh else None
     outgoing: dict[int, list[TilePart]] = {}
-    handed_on: list[dict[int, list[Box]]] = [{} for _ in range(exchange.hops)]
+    leaving = exchange.by_hop(piece for piece in exchange.outgoing(rank) if piece.receiver != rank)
     if source is not None:
-        for piece in exchange.outgoing(rank):
-            if piece.receiver != rank and (hop := exchange.hop_of(piece)) > 1:
-                handed_on[hop - 1].setdefault(piece.receiver, []).append(piece.box)
-            elif piece.receiver != rank:
-                outgoing.setdefault(piece.receiver, []).append(TilePart.of(piece.box, source))
+        for piece in leaving[0]:
+            outgoing.setdefault(piece.receiver, []).append(TilePart.of(piece.box, source))
     incoming: list[dict[int, list[TilePart]]] = [{} for _ in range(exchange.hops)]
     copies: list[tuple[TilePart, TilePart]] = []
     if target is not None:
         passing = set(exchange.passing(rank))
-        for piece in exchange.taken(rank):
-            part = TilePart.passing(piece.box) if piece in passing else TilePart.of(piece.box, target)
-            if piece.sender != rank:
-                incoming[exchange.hop_of(piece) - 1].setdefault(piece.sender, []).append(part)
-            elif source is not None:
-                copies.append((part, TilePart.of(piece.box, source)))
+        for parts, arriving in zip(incoming, exchange.by_hop(exchange.taken(rank)), strict=True):
+            for piece in arriving:
+                part = TilePart.passing(piece.box) if piece in passing else TilePart.of(piece.box, target)
+                if piece.sender != rank:
+                    parts.setdefault(piece.sender, []).append(part)
+                elif source is not None:
+                    copies.append((part, TilePart.of(piece.box, source)))
     source_shape, target_shape = (None if box is None else box.shape for box in (source, target))
     # Each rank begins with another peer: sends go upwards from the rank, receives downwards.
     sends, send_size = _messages(_from_rank(outgoing, rank), source_shape)
     straight = None if move.reduction else target_shape
     received, receive_size = _received([_from_rank(parts, rank, -1) for parts in incoming], straight)
     later = [
-        Hop(tuple(_front(boxes, peer, before) for peer, boxes in sorted(handed.items())), messages)
-        for handed, before, messages in zip(handed_on[1:], received, received[1:], strict=False)
+        Hop(_handed_on(pieces, before), messages)
+        for pieces, before, messages in zip(leaving[1:], received, received[1:], strict=False)
     ]
     return LocalExchange(
         source_shape,
@@ -387,10 +386,16 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
     )
 
 
-def _front(boxes: Sequence[Box], peer: int, received: Sequence[Message]) -> HandedOn:
-    """What goes on to a peer of the messages of the hop before: it is the front of one of them."""
-    fronts = [[part.box for part in message.parts[: len(boxes)]] for message in received]
-    return HandedOn(peer, fronts.index(list(boxes)), len(boxes), sum(box.size for box in boxes))
+def _handed_on(pieces: Iterable[Piece], received: Sequence[Message]) -> tuple[HandedOn, ...]:
+    """What is handed on of the messages of the hop before: to each peer the front of one of them."""
+    boxes_of: dict[int, list[Box]] = {}
+    for piece in pieces:
+        boxes_of.setdefault(piece.receiver, []).append(piece.box)
+    numbers = {part.box: number for number, message in enumerate(received) for part in message.parts}
+    return tuple(
+        HandedOn(peer, numbers[boxes[0]], len(boxes), sum(box.size for box in boxes))
+        for peer, boxes in boxes_of.items()
+    )
 
 
 def _from_rank(parts: Mapping[int, list[TilePart]], rank: int, sign: int = 1) -> dict[int, list[TilePart]]:
