@@ -245,21 +245,38 @@ class RingExchange(Exchange):
         return tuple(map(min, self.common.lengths, self.target.shape))
 
     @cached_property
+    def _sample(self) -> PieceTable:
+        """The pieces of one ring, where those of all are alike; else all."""
+        return self._listed(self.target.mesh.positions[:1])[0] if self._is_full else self.table()
+
+    @property
+    def _is_full(self) -> bool:
+        return self.common.filled(self.target.shape) == 1
+
+    @cached_property
     def _received(self) -> Positions:
-        """What `all_received` gives: from the pieces of one ring, where those of all are alike."""
-        positions, is_full = self.target.mesh.positions, self.common.filled(self.target.shape) == 1
-        table = self._listed(positions[:1])[0] if is_full else self.table()
-        travels = table.senders != table.receivers
-        received = np.zeros(self.target.mesh.size, dtype=np.int64)
-        np.add.at(received, table.receivers[travels], table.elements[travels])
-        return received[self.ring.value(positions) * self.ring.stride] if is_full else received
+        """Per hop and position what comes there, of `_sample`."""
+        table = self._sample
+        received = np.zeros((self.hops, self.target.mesh.size), dtype=np.int64)
+        travels = table.rounds > 0
+        np.add.at(received, (table.rounds[travels] - 1, table.receivers[travels]), table.elements[travels])
+        return received
 
     def all_received(self) -> Positions:
-        return self._received
+        received: Positions = self._received.sum(axis=0)
+        places = self.ring.value(self.target.mesh.positions) * self.ring.stride
+        return received[places] if self._is_full else received
+
+    def buffered(self, chunks: int) -> int:
+        """What a device sends in the first hop, and what comes in two; in no chunks."""
+        table, received = self._sample, self._received.max(axis=1)
+        is_first = table.rounds == 1
+        sent = np.bincount(table.senders[is_first], table.elements[is_first]).max(initial=0)
+        return int(sent + received[::2].max() + received[1::2].max(initial=0))
 
     def received_on(self, device: int) -> int:
         place = self._place(self.target, device)
-        return int(self._received[place]) if place >= 0 else 0
+        return int(self.all_received()[place]) if place >= 0 else 0
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         return self._traffic_of(self.table().rounds > 0)

@@ -148,8 +148,8 @@ class Step(ReshardWork):
     chunks: int = 1
     """In how many parts, along its longest dim, a piece goes one after the other."""
     ring: Digit | None = None
-    """The places along a ring of the network, as a digit of the position: of all that hold a piece along it the nearest
-    sends; None for the senders that `near` says."""
+    """The places along a ring of the network, as a digit of the position, along which neighbours hand on what others
+    lack; None where all goes straight from the senders that `near` says."""
 
     def __post_init__(self) -> None:
         expect(self.reshard, Reshard, "what a step does")
@@ -280,12 +280,9 @@ class Step(ReshardWork):
         return sum(move.exchange.target.largest_tile for move in self.moves[:-1]) * self.dtype.itemsize
 
     def buffer_bytes_in(self, chunks: int) -> int:
-        """Bytes of the largest piece, or of one of its chunks."""
-        pieces = []
-        for move in self.moves if self.kind != "Slice" else ():
-            longest = max(move.exchange.piece_shape, default=1)
-            pieces.append(-(-longest // chunks) * (move.exchange.largest_piece // max(longest, 1)))
-        return max(pieces, default=0) * self.dtype.itemsize
+        """Bytes of the largest piece, or of one of its chunks; of a move in hops, of all that is under way at once."""
+        moves = self.moves if self.kind != "Slice" else ()
+        return max((move.exchange.buffered(chunks) for move in moves), default=0) * self.dtype.itemsize
 
     @property
     def most_chunks(self) -> int:
