@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -16,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_problems import Problem, coordinate, cut, same, source_tensor, spans, whole_value
-from torch_ranks import unless
+from torch_ranks import counted_traffic, unless
 
 import reshard as rs
 from reshard.digits import Digit
@@ -139,22 +140,52 @@ def limits_are_kept(rank: int, count: int = 100) -> list[str]:
     return wrong
 
 
-def the_nearest_along_a_ring_sends(rank: int) -> list[str]:
-    mesh = init_device_mesh("cpu", (2, 2))
-    wrong, taken = [], 0
-    for problem in drawn(60, seed=6):
+def ring_plans(mesh: DeviceMesh, problems: list[Problem], ring: Digit) -> Iterator[tuple[Problem, rs.Plan]]:
+    """Plans of one step along a ring, as many as may be."""
+    for problem in problems:
         made = plan_of(problem, mesh)
-        if len(made.steps) != 1:
-            continue
-        try:
-            plan = replace(made, steps=(replace(made.steps[0], kind="", near=0, ring=Digit(1, 4)),))
-        except rs.ReshardError:  # of partial values, or of what digits do not say
-            continue
+        with suppress(rs.ReshardError):  # of partial values, or of what digits do not say
+            yield problem, replace(made, steps=(rs.Step(made.reshard, ring=ring),))
+
+
+def neighbours_hand_on(rank: int) -> list[str]:
+    """Along a ring ranks receive what is planned; into memory at hand, in parts, and as code too."""
+    return along_ring(rank, (2, 2), Digit(1, 4))
+
+
+def neighbours_hand_on_among_eight(rank: int) -> list[str]:
+    return [*along_ring(rank, (2, 2, 2), Digit(1, 8)), *along_ring(rank, (4, 2), Digit(2, 4))]
+
+
+def along_ring(rank: int, sizes: tuple[int, ...], ring: Digit) -> list[str]:
+    mesh = init_device_mesh("cpu", sizes)
+    wrong, taken, passing, parted = [], 0, 0, 0
+    for problem, whole in ring_plans(mesh, drawn(100, 6, sizes), ring):
         taken += 1
-        y = rs.torch.run(plan, source_tensor(problem, mesh))
-        wanted = cut(whole_value(problem), spans(problem.shape, (2, 2), problem.target, coordinate(rank, (2, 2))))
-        wrong.append(unless(same(y.to_local(), wanted), f"{problem}: {y.to_local()} for {wanted}"))
-    return [*wrong, unless(taken > 10, f"only {taken}")]
+        passing += bool(whole.steps[0].moves[0].exchange.passing(rank))
+        plans = [whole]
+        with suppress(rs.ReshardError):  # what has no such parts
+            plans.append(replace(whole, parts=3))
+        parted += len(plans) == 2
+        x = source_tensor(problem, mesh)
+        wanted = cut(whole_value(problem), spans(problem.shape, sizes, problem.target, coordinate(rank, sizes)))
+        strided = torch.empty(wanted.shape[::-1], dtype=wanted.dtype).permute(*reversed(range(wanted.dim())))
+        for plan in plans:
+            rs.torch.run(plan, x)  # which compares what ranks do
+            with counted_traffic() as traffic:
+                y = rs.torch.run(plan, x, check="never")
+            wrong.append(unless(same(y.to_local(), wanted), f"{plan}: {y.to_local()} for {wanted}"))
+            received = plan.received_bytes_on(rank)
+            wrong.append(unless(traffic.received == received, f"{plan}: {traffic.received} bytes for {received}"))
+            for out in (torch.empty_like(wanted), strided):
+                rs.torch.run(plan, x, out=out)
+                wrong.append(unless(same(out, wanted), f"{plan} into memory: {out}"))
+            if taken % 8 == 0:
+                module: dict[str, Any] = {}
+                exec(rs.torch.code_of(plan), module)
+                found = module["reshard"](x.to_local())
+                wrong.append(unless(same(found, wanted), f"{plan} as code: {found} for {wanted}"))
+    return [*wrong, unless(taken > 10 and parted > 2, f"only {taken}, {parted}"), unless(passing > 1, "nothing passes")]
 
 
 def plans_are_run_as_they_are(rank: int) -> list[str]:

@@ -136,26 +136,24 @@ class LocalPlan:
     def _in_parts(self, tile: torch.Tensor) -> torch.Tensor:
         """The target tile, its parts one behind the other: while one is in an exchange, the next is in that before.
 
-        Where exchanges have hops, each hop of those that are under way is posted before any waits for its own.
+        So it is with hops: those that are under way are all posted before any is waited for.
         """
         parting, parts, tile = self.plan.parting, self.parts, tile.resolve_conj().resolve_neg()
         tiles = [parting.cut(tile, len(parts), number, torch.cat) for number in range(len(parts))]
-        waves = max(number + len(part.exchanges) for number, part in enumerate(parts))
+        to_come = [list(part.exchanges) for part in parts]
+        waves = max(n + sum(1 + len(one.later) for one in part.exchanges) for n, part in enumerate(parts))
+        under_way: dict[int, FinishHop] = {}
         with self._told():
             for wave in range(waves):
-                under_way = [number for number, part in enumerate(parts) if 0 <= wave - number < len(part.exchanges)]
-                posts = [
-                    parts[number].exchanges[wave - number].pack(tiles[number].contiguous()) for number in under_way
-                ]
-                waiting: list[tuple[int, FinishHop]] = [
-                    (number, post()) for number, post in zip(under_way, posts, strict=True)
-                ]
-                while waiting:
-                    reached = [(number, finish()) for number, finish in waiting]
-                    waiting = [(number, result) for number, result in reached if not isinstance(result, torch.Tensor)]
-                    for number, result in reached:
-                        if isinstance(result, torch.Tensor):
-                            tiles[number] = result
+                beginning = [n for n in range(min(wave + 1, len(parts))) if n not in under_way and to_come[n]]
+                posts = [to_come[number].pop(0).pack(tiles[number].contiguous()) for number in beginning]
+                under_way |= {number: post() for number, post in zip(beginning, posts, strict=True)}
+                for number in sorted(under_way):
+                    result = under_way.pop(number)()
+                    if isinstance(result, torch.Tensor):
+                        tiles[number] = result
+                    else:
+                        under_way[number] = result
         moved = [tile.view(part.target_shape) for tile, part in zip(tiles, parts, strict=True)]
         whole: torch.Tensor = parting.joined(moved, torch.cat)
         return whole.view(self.target_shape)
