@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +18,7 @@ import problems
 from mpi4py import MPI
 
 import reshard as rs
+from reshard.digits import Digit
 from reshard.dtypes import dtype_named, value_dtype
 from reshard.errors import ReshardError
 from reshard.mpi.local_moves import RankPlan
@@ -122,6 +125,34 @@ def parts() -> Iterator[str]:
         is_whole = plan.parts == 1 or (network is rings and len(plan.shares) == 1)
         yield from unless(not is_whole and (after == (None, None) or len(plan.stretches) > 1), f"{plan} goes whole")
         yield from agrees(plan, 0, counted=False)
+
+
+def ring_plans(mesh: rs.Mesh) -> Iterator[rs.Plan]:
+    """Plans of one step along a ring, as many as may be."""
+    shardings = list(problems.full_axis_shardings(mesh, 2))
+    for source, target, shape in product(shardings, shardings, ((9, 8), (12, 16))):
+        plan = rs.plan(source, target, shape, "int16")
+        with suppress(ReshardError):  # what is no digit of both
+            yield replace(plan, steps=(rs.Step(plan.reshard, ring=Digit(1, mesh.size)),))
+
+
+def rings() -> Iterator[str]:
+    """What neighbours hand on, of shared tiles too and in parts, and into memory at hand."""
+    taken = passing = 0
+    for plan in ring_plans(rs.Mesh.of(x=2, y=2)):
+        taken += 1
+        passing += bool(plan.steps[0].moves[0].exchange.passing(RANK))
+        yield from agrees(plan, taken)
+        if taken % 7 == 0:
+            yield from agrees(plan, taken, shared=True)
+        if taken % 3 == 0 and plan.shape == (12, 16):
+            yield from agrees(replace(plan, parts=2), taken, counted=False)
+            tiles = rs.numpy.scatter(numbers(plan.shape, "int16", taken), plan.source)
+            expected = rs.numpy.run(plan, tiles)[RANK]
+            out = np.zeros_like(expected)
+            rs.mpi.run(plan, tiles[RANK], out=out)
+            yield from unless(same_bits(out, expected), f"{plan} into memory: {out}")
+    yield from unless(taken > 20 and passing > 1, f"{taken} moves, of which {passing} pass")
 
 
 def windows_and_deals() -> Iterator[str]:

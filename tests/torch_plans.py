@@ -154,13 +154,13 @@ def neighbours_hand_on(rank: int) -> list[str]:
 
 
 def neighbours_hand_on_among_eight(rank: int) -> list[str]:
-    return [*along_ring(rank, (2, 2, 2), Digit(1, 8)), *along_ring(rank, (4, 2), Digit(2, 4))]
+    return [*along_ring(rank, (2, 2, 2), Digit(1, 8)), *along_ring(rank, (4, 2), Digit(2, 4), 400)]
 
 
-def along_ring(rank: int, sizes: tuple[int, ...], ring: Digit) -> list[str]:
+def along_ring(rank: int, sizes: tuple[int, ...], ring: Digit, count: int = 100) -> list[str]:
     mesh = init_device_mesh("cpu", sizes)
     wrong, taken, passing, parted = [], 0, 0, 0
-    for problem, whole in ring_plans(mesh, drawn(100, 6, sizes), ring):
+    for problem, whole in ring_plans(mesh, drawn(count, 6, sizes), ring):
         taken += 1
         passing += bool(whole.steps[0].moves[0].exchange.passing(rank))
         plans = [whole]
