@@ -396,9 +396,7 @@ def simulated_seconds(plan: Plan, network: Network) -> float:
     if len(plan.stretches) > 1:
         return sum(simulated_seconds(stretch, network) for stretch in plan.stretches)
     wires = Wires(network)
-    shares = []
-    for of_part in plan.plans_by_share:
-        shares.append(tracks_of_steps(of_part, wires))
+    shares = [tracks_of_steps(of_part, wires) for of_part in plan.plans_by_share]
     counts = [share.parts for share in plan.shares]
     if not any(shares):
         return 0.0
