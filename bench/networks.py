@@ -12,6 +12,7 @@ import reshard as rs
 from bench.planning import SMALL, drawn
 from bench.timing import Row, medians, within
 from reshard.collectives import fewest_bytes
+from reshard.exchange import ring_flows
 from reshard.network import Level, Network, digit_loads, pricing, ring_loads, seconds_of
 from reshard.network.patterns import Pattern
 from reshard.planner import cache_clear, level_moves
@@ -20,7 +21,9 @@ from reshard.steps import chain_through
 SHAPE = (2048, 2048)
 PATTERNS = (
     fewest_bytes._search,
-    ring_loads.ring_loads,
+    ring_loads._loads,
+    ring_loads._cut,
+    ring_flows.units_and_flows,
     pricing.piece_loads,
     pricing._stages,
     pricing._least_carried,

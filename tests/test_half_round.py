@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from reshard.network.half_round import _parted, fullest_of_parted
 from reshard.mix import Floats
+from reshard.network.half_round import _parted, fullest_of_parted
 
 SIZES = (2, 4, 6, 8, 12)
 

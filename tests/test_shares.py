@@ -15,8 +15,8 @@ from time_bounds import NETWORKS, least_seconds, pairs
 
 from reshard import Mesh, Network, Plan, ReshardError, Sharding, plan
 from reshard import numpy as engine
-from reshard.network import Level
 from reshard.mix import best_mix
+from reshard.network import Level
 from reshard.planner.candidates import candidates
 from reshard.planner.mixes import with_shares
 from reshard.planner.route_prices import RoutePrices, timed_routes

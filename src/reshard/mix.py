@@ -13,7 +13,6 @@ array([0.5, 0.5, 0. ])
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -21,6 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+MOST_TURNS = 64
+"""How often what is taken may change in one solution."""
+NOTHING = 1e-12
+"""What is no larger counts as 0."""
 
 
 class Mix(NamedTuple):
@@ -39,35 +43,52 @@ def best_mix(loads: Floats) -> Mix:
     Args:
         loads: per way and level the seconds that the whole tensor takes; every way loads something.
     """
-    ways, levels = loads.shape
-    scale = float(loads.max())
-    places = range(levels)  # lists: of so few numbers arrays take longer
-    table = [
-        [*row, *(float(place == number) for place in places), 1.0]
-        for number, row in enumerate((loads.T / scale).tolist())
-    ]
-    basis = list(range(ways, ways + levels))
-    worth = [1.0] * ways + [0.0] * (levels + 1)  # of one more of each, at the prices
-    for _ in range(64):
-        most = max(worth[:-1])
-        if most <= 1e-9:
-            break
-        entering = worth.index(most)
-        room = [row[-1] / row[entering] if row[entering] > 1e-12 else inf for row in table]
-        leaving = room.index(min(room))
-        pivot = table[leaving][entering]
-        tight = table[leaving] = [value / pivot for value in table[leaving]]
-        for place in places:
-            if place != leaving:
-                table[place] = _without(table[place], table[place][entering], tight)
-        worth = _without(worth, most, tight)
-        basis[leaving] = entering
-    amounts = np.zeros(ways + levels)
-    amounts[basis] = [row[-1] for row in table]
-    total = amounts[:ways].sum()
-    return Mix(amounts[:ways] / total, np.maximum(-np.array(worth[ways:-1]), 0.0) / scale, scale / total)
+    growing = GrowingMix(loads.shape[1], float(loads.max()))
+    growing.add(loads)
+    return growing.best()
 
 
-def _without(row: Sequence[float], times: float, removed: Sequence[float]) -> list[float]:
-    """A row of a table less so many times another."""
-    return [value - times * less for value, less in zip(row, removed, strict=True)]
+class GrowingMix:
+    """The best mix of ways, to which others may be added: it goes on from the mix without them (a revised simplex)."""
+
+    def __init__(self, levels: int, scale: float) -> None:
+        """Without any way.
+
+        Args:
+            levels: how many there are.
+            scale: about the seconds of a way.
+        """
+        self.scale = scale
+        self.loads = np.zeros((0, levels))
+        self._inverse = np.eye(levels)  # of the loads of what is taken: ways, and what levels have left
+        self._amounts = np.ones(levels)
+        self._taken = np.arange(-levels, 0)  # per row the way, or a level by its number from the end
+        self._prices = np.zeros(levels)
+
+    def add(self, loads: Floats) -> None:
+        """Add ways, by what they load."""
+        self.loads = np.concatenate([self.loads, loads / self.scale])
+
+    def best(self) -> Mix:
+        """The best mix of the ways there are."""
+        for _ in range(MOST_TURNS):
+            worth = 1.0 - self.loads @ self._prices  # of one more of each way, at the prices
+            way, level = int(worth.argmax()), int(self._prices.argmin())
+            if max(worth[way], -self._prices[level]) <= 1e-9:
+                break
+            is_way = worth[way] >= -self._prices[level]
+            column = self._inverse @ self.loads[way] if is_way else self._inverse[:, level].copy()
+            room = np.full(len(column), inf)
+            np.divide(self._amounts, column, out=room, where=column > NOTHING)
+            row = int(room.argmin())
+            self._inverse[row] /= column[row]
+            self._amounts[row] = room[row]
+            others = np.arange(len(column)) != row
+            self._inverse[others] -= np.outer(column[others], self._inverse[row])
+            self._amounts[others] -= column[others] * room[row]
+            self._prices = self._prices + (worth[way] if is_way else -self._prices[level]) * self._inverse[row]
+            self._taken[row] = way if is_way else level - len(column)
+        amounts, ways = np.zeros(len(self.loads)), self._taken >= 0
+        amounts[self._taken[ways]] = self._amounts[ways]
+        total = float(amounts.sum())
+        return Mix(amounts / total, np.maximum(self._prices, 0.0) / self.scale, self.scale / total)

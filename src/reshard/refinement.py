@@ -72,6 +72,8 @@ class Refinement:
     """Digits of dims above these lengths that no device has on either side, major to minor per dim."""
     loose_sizes: tuple[int, ...] = ()
     """Their sizes."""
+    kept_roles: tuple[Role, ...] = ()
+    """What each digit does in a third layout, where there is one."""
 
     def filled(self, shape: Sequence[int]) -> float:
         """Which part of all blocks a tensor fills: 1 where dims are even."""
@@ -84,7 +86,9 @@ class Refinement:
         return prod(shape) / max(prod(ends), 1)
 
 
-def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterable[int] = ()) -> Refinement | None:
+def refine(
+    source: Layout, target: Layout, shape: Sequence[int], bounds: Iterable[int] = (), kept: Layout | None = None
+) -> Refinement | None:
     """The refinement of two layouts; None where two cuts do not divide each other.
 
     Args:
@@ -92,15 +96,17 @@ def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterabl
         target: the other, over the same positions.
         shape: the sizes of the tensor.
         bounds: strides of the position at which its digits are cut besides.
+        kept: a third layout over the same positions, which the digits respect too.
     """
-    source_ties, target_ties = source.ties(shape), target.ties(shape)
-    if source_ties is None or target_ties is None:
+    layouts = (source, target) if kept is None else (source, target, kept)
+    ties_of = [layout.ties(shape) for layout in layouts]
+    if None in ties_of:
         return None
     cuts: list[set[int]] = [set() for _ in shape]
     strides = {1, source.positions, *(bound for bound in bounds if bound < source.positions)}
-    for digit in source.unreduced + target.unreduced:
+    for digit in (digit for layout in layouts for digit in layout.unreduced):
         strides |= {digit.stride, digit.end}
-    ties = source_ties + target_ties
+    ties = [tie for listed in ties_of for tie in listed or ()]
     for dim, (stride, size), element in ties:
         cuts[dim] |= {element, element * size}
         if stride != NOWHERE:
@@ -108,14 +114,14 @@ def refine(source: Layout, target: Layout, shape: Sequence[int], bounds: Iterabl
     if not _handed_on(strides, cuts, ties):
         return None
     digits = Digits.between(strides)
-    source_roles = _roles(digits, source_ties, source.unreduced)
-    target_roles = _roles(digits, target_ties, target.unreduced)
+    roles = [_roles(digits, listed or [], layout.unreduced) for listed, layout in zip(ties_of, layouts, strict=True)]
     lengths = tuple([min(ends, default=size) for ends, size in zip(cuts, shape, strict=True)])
-    if not source.weaves and not target.weaves:
-        return Refinement(digits, source_roles, target_roles, lengths)
+    kept_roles = () if kept is None else roles[2]
+    if not any(layout.weaves for layout in layouts):
+        return Refinement(digits, roles[0], roles[1], lengths, kept_roles=kept_roles)
     loose = {Cuts(dim, stride): size for dim, ends in enumerate(cuts) for stride, size in Digits.between(ends)}
-    loose = {cut: size for cut, size in loose.items() if cut not in {*source_roles, *target_roles}}
-    return Refinement(digits, source_roles, target_roles, lengths, tuple(loose), tuple(loose.values()))
+    loose = {cut: size for cut, size in loose.items() if cut not in {role for of_layout in roles for role in of_layout}}
+    return Refinement(digits, roles[0], roles[1], lengths, tuple(loose), tuple(loose.values()), kept_roles)
 
 
 def _handed_on(strides: set[int], cuts: Sequence[set[int]], ties: Sequence[Tie]) -> bool:

@@ -38,9 +38,9 @@ from reshard.digits import NO_DIGITS, Digit
 from reshard.errors import ReshardError
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
-from reshard.exchange.ring import around
 from reshard.exchange.overlap_add import overlap_add
 from reshard.exchange.pieces import ClassDigits, Exchange, block_overlaps
+from reshard.exchange.ring import around
 from reshard.layout import Layout
 from reshard.refinement import refine
 from reshard.tiling import Tiling
@@ -87,7 +87,7 @@ def class_digits(source: Tiling, target: Tiling) -> ClassDigits:
 
 
 def combine_then_gather(
-    source: Tiling, target: Tiling, near: int = 0, ring: Digit | None = None
+    source: Tiling, target: Tiling, near: int = 0, ring: Digit | None = None, kept: Tiling | None = None
 ) -> tuple[Exchange, ...]:
     """The exchanges that take unreduced values to the target: into a refined target, and from there.
 
@@ -96,7 +96,7 @@ def combine_then_gather(
     Where a ring is given, nothing is combined, and pieces go along it from neighbour to neighbour (`around`).
     """
     if ring is not None:
-        return (around(source, target, ring),)
+        return (around(source, target, ring, kept),)
     if target.layout.copies() == 1 or source.classes == target.classes or source.layout.is_summed:
         return (find_exchange(source, target, near),)
     if near == 1 and source.same_order_as(target) and refine(source.layout, target.layout, target.shape) is not None:

@@ -6,10 +6,10 @@ Here it comes from the nearest holder behind, or ahead, or a share from each, an
 (`reshard.exchange.ring_flows`): what a device needs stays the same, and the fullest link carries as little as it can.
 Who hands on what its own tile lacks receives it too, so devices may receive more than they lack.
 
-What goes to neighbours at once is a *hop*, which `Piece.round` counts from 1: a piece that is sent in a later hop is one
-that its sender received in the hop before.
+What goes to neighbours at once is a *hop*, which `Piece.round` counts from 1: a piece that is sent in a later hop is
+one that its sender received in the hop before.
 What stays on its device is of round 0.
-Of what goes to a neighbour in one hop those pieces come first that go furthest, so what is handed on of it is its front.
+Of what goes to a neighbour in one hop those pieces come first that go furthest, so that what is handed on is its front.
 
 By hand, 4 devices on a ring, of 8 elements 0 and 1 hold the first half, 2 and 3 the second, and all want all: 2 lacks
 what 1 holds beside it, and 0 two hops away; half comes each way, the second by 3, which lacks it too.
@@ -27,8 +27,10 @@ what 1 holds beside it, and 0 two hops away; half comes each way, the second by 
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -38,55 +40,119 @@ from reshard.box import Box
 from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.exchange.pieces import Exchange, Piece, PieceTable
-from reshard.exchange.ring_flows import Flags, Flows, RingUnits, role_numbers, units_and_flows
+from reshard.exchange.ring_flows import Fixed, Flags, Flows, Roles, units_and_flows
 from reshard.mesh import ENUMERABLE
 from reshard.mix import Floats
-from reshard.refinement import Cuts, Refinement, Role, refine
+from reshard.refinement import Cuts, Refinement, refine
 from reshard.tiling import Tiling
-
 
 MOST_PLACES = 1 << 14
 """Of all units of a ring together: what has more of them is not sent along it."""
 
 
 class RingRoles(NamedTuple):
-    """What the digits along a ring do at both ends."""
+    """What the digits along a ring do at both ends, and in a tile that devices have besides."""
 
     digits: Digits
     """Of the places along the ring."""
-    before: tuple[Role, ...]
-    after: tuple[Role, ...]
+    before: tuple[Hashable, ...]
+    """Per digit the digit of the tensor that it cuts; None where it replicates."""
+    after: tuple[Hashable, ...]
+    kept: tuple[Hashable, ...] = ()
+    """Where there is no such tile, nothing."""
+    fixed: tuple[tuple[Hashable, Digit], ...] = ()
+    """What digits of the position elsewhere cut in that tile, which is cut nowhere else."""
+
+    @classmethod
+    def of(
+        cls,
+        ring: Digit,
+        digits: Digits,
+        before: Sequence[Hashable],
+        after: Sequence[Hashable],
+        kept: Sequence[Hashable] | None = None,
+    ) -> RingRoles:
+        """Those of digits of the position, of which none outside the ring changes what it does.
+
+        A tile that devices have besides is left out where something is cut by other digits there than at the ends,
+        and by none of the ring's: then each device would hold other parts of it.
+        """
+        inside = [number for number, digit in enumerate(digits) if digit.lies_in(ring)]
+        along = Digits([Digit(digits[n].stride // ring.stride, digits[n].size) for n in inside])
+        roles = cls(along, tuple([before[n] for n in inside]), tuple([after[n] for n in inside]))
+        if kept is None:
+            return roles
+        elsewhere = {role: n for n, role in enumerate(before) if role is not None and n not in inside}
+        others = [(n, role) for n, role in enumerate(kept) if role is not None and elsewhere.get(role) != n]
+        if any(role in elsewhere for _, role in others):
+            return roles
+        fixed = tuple([(role, digits[n]) for n, role in others if n not in inside])
+        return roles._replace(kept=tuple([kept[n] for n in inside]), fixed=fixed)
 
     @property
-    def cut(self) -> list[Role]:
-        """What any of them cuts, in the order in which `RingUnits` numbers it."""
-        return [role for role in dict.fromkeys((*self.before, *self.after)) if role is not None]
+    def sizes(self) -> dict[Hashable, int]:
+        """Of what any of them cuts, in the order in which `RingUnits` numbers it."""
+        ends = [(end, self.digits) for end in (self.before, self.after, self.kept) if end]
+        pairs = [pair for end, digits in ends for pair in zip(end, digits, strict=True)]
+        return {role: digit.size for role, digit in (*pairs, *self.fixed) if role is not None}
+
+    @property
+    def is_one_collective(self) -> bool:
+        """Whether of what no two hold alike all is gathered, or all that changes exchanged.
+
+        Then links carry no less any way.
+        """
+        changes = [(old, new) for old, new in zip(self.before, self.after, strict=True) if old != new]
+        is_gather = all(new is None for _, new in changes)
+        is_exchange = {new for _, new in changes}.isdisjoint((None, *self.before))
+        return not self.kept and None not in self.before and (is_gather or is_exchange)
 
     @property
     def places(self) -> int:
         """Of all units together."""
-        sizes = {
-            role: digit.size
-            for roles in (self.before, self.after)
-            for role, digit in zip(roles, self.digits, strict=True)
-        }
-        return self.digits.size * prod([size for role, size in sizes.items() if role is not None])
+        return self.digits.size * prod(self.sizes.values())
 
-    def units_and_flows(self) -> tuple[RingUnits, Flows]:
-        """The units, and how they go."""
-        return units_and_flows(self.digits, *role_numbers(self.before, self.after))
+    def numbered(self, values: Sequence[int] = ()) -> tuple[Digits, Roles, Roles, Roles, tuple[Fixed, ...]]:
+        """What `units_and_flows` is asked by, where what is fixed has these values."""
+        numbers = {role: number for number, role in enumerate(self.sizes)}
+        before, after, kept = (tuple(map(numbers.get, end)) for end in (self.before, self.after, self.kept))
+        pairs = zip(self.fixed, values, strict=True)
+        fixed = tuple([Fixed(numbers[role], digit.size, value) for (role, digit), value in pairs])
+        return self.digits, before, after, kept, fixed
+
+    def kinds(self) -> list[tuple[int, ...]]:
+        """The values of what is fixed on rings that differ in what they carry."""
+        cut = {*self.before, *self.after}
+        return list(product(*(range(digit.size) if role in cut else (0,) for role, digit in self.fixed)))
 
 
 class _Rows(NamedTuple):
-    """Pieces of one box on every ring: what stays, then what goes to neighbours."""
+    """Pieces of one box on every ring of a kind: what stays, then what goes to neighbours."""
 
     unit: Positions
     senders: Positions
     """Places along the ring."""
     receivers: Positions
     rounds: Positions
-    bounds: tuple[Floats, Floats]
-    """Which part of the unit it is."""
+    low: Floats
+    """Which part of the unit it is, from 0 to 1."""
+    high: Floats
+    is_wanted: Flags
+
+    @classmethod
+    def of(cls, roles: RingRoles, values: Sequence[int]) -> _Rows:
+        """Those of rings on which what is fixed has these values."""
+        units, flows = units_and_flows(*roles.numbered(values))
+        unit, place = np.nonzero(units.holds & units.wants)
+        stays = unit, place, place, 0 * place, 0.0 * place, 0.0 * place + 1.0
+        order = _furthest_first(flows)
+        travels = (
+            column[order]
+            for column in (flows.unit, flows.senders, flows.receivers, flows.hops + 1, flows.low, flows.high)
+        )
+        columns = (np.concatenate(pair) for pair in zip(stays, travels, strict=True))
+        unit, senders, receivers, rounds, low, high = columns
+        return cls(unit, senders, receivers, rounds, low, high, units.wants[unit, receivers])
 
 
 @dataclass(frozen=True)
@@ -98,38 +164,44 @@ class RingExchange(Exchange):
     common: Refinement
     ring: Digit
     """The places along the ring, as a digit of the position."""
+    kept: Tiling | None = None
+    """Of tiles that devices have besides: what they hold there is not sent to them, and may be sent from it."""
 
     @cached_property
     def roles(self) -> RingRoles:
         """What digits along the ring do."""
-        common, ring = self.common, self.ring
-        columns = zip(common.digits, common.source_roles, common.target_roles, strict=True)
-        digits, before, after = zip(*(column for column in columns if column[0].lies_in(ring)), strict=True)
-        return RingRoles(Digits(Digit(stride // ring.stride, size) for stride, size in digits), before, after)
+        common = self.common
+        kept = None if self.kept is None else common.kept_roles
+        return RingRoles.of(self.ring, common.digits, common.source_roles, common.target_roles, kept)
+
+    def holds(self, device: int, box: Box) -> bool:
+        """Whether a box lies in a device's source tile: what it has besides is in the tile that it kept."""
+        tile = self.source.tile(device)
+        parts = [tile.intersect(box)] if isinstance(tile, Box) else [part.intersect(box) for part in tile.boxes()]
+        return sum(part.size for part in parts if not part.is_empty) == box.size
 
     @cached_property
-    def _rows(self) -> _Rows:
-        units, flows = self.roles.units_and_flows()
-        unit, place = np.nonzero(units.holds & units.wants)
-        stays = unit, place, place, 0 * place, 0.0 * place, 0.0 * place + 1.0
-        columns = flows.unit, flows.senders, flows.receivers, flows.hops + 1, flows.low, flows.high
-        travels = [column[_furthest_first(flows)] for column in columns]
-        *columns, low, high = (np.concatenate(pair) for pair in zip(stays, travels, strict=True))
-        return _Rows(*columns, (low, high))
+    def _rings(self) -> list[tuple[_Rows, Positions]]:
+        """The pieces of every kind of ring, and the first positions of these rings."""
+        positions = self.source.mesh.positions
+        firsts = positions[self.ring.value(positions) == 0]
+        fixed = np.array([digit.value(firsts) for _, digit in self.roles.fixed]).reshape(-1, len(firsts))
+        kinds, numbers = np.unique(fixed, axis=1, return_inverse=True)
+        rows = [_Rows.of(self.roles, values) for values in kinds.T.tolist()]
+        return [(each, firsts[numbers.ravel() == number]) for number, each in enumerate(rows)]
 
     def _corners(self, positions: Positions) -> list[tuple[Positions, Positions, Positions]]:
         """Per dim where boxes begin: by unit, by ring, of which positions are given, and by box of one unit."""
-        roles = self.roles
-        units = roles.units_and_flows()[0]
+        common, sizes = self.common, self.roles.sizes
         outside = [
             (role, digit.value(positions))
-            for digit, role in zip(self.common.digits, self.common.target_roles, strict=True)
+            for digit, role in zip(common.digits, common.target_roles, strict=True)
             if not digit.lies_in(self.ring)
         ]
         cutting = [
-            (zip(roles.cut, _values(units.sizes), strict=True), len(units.holds)),
+            (zip(sizes, _values(tuple(sizes.values())), strict=True), prod(sizes.values())),
             (outside, len(positions)),
-            (zip(self.common.loose, _values(self.common.loose_sizes), strict=True), prod(self.common.loose_sizes)),
+            (zip(common.loose, _values(common.loose_sizes), strict=True), prod(common.loose_sizes)),
         ]
         corners = []
         for roles_and_values, count in cutting:
@@ -140,9 +212,9 @@ class RingExchange(Exchange):
             corners.append(starts)
         return list(zip(*corners, strict=True))
 
-    def _listed(self, positions: Positions) -> tuple[PieceTable, Positions]:
-        """The pieces of some rings, of each of which the first position is given; and the row of each."""
-        rows, lengths, shape = self._rows, self.common.lengths, self.target.shape
+    def _listed(self, rows: _Rows, positions: Positions) -> tuple[PieceTable, Flags]:
+        """The pieces of some rings, of each of which the first position is given; and which of them are wanted."""
+        lengths, shape = self.common.lengths, self.target.shape
         grid = len(rows.unit), len(positions), prod(self.common.loose_sizes)
         if prod(grid) > ENUMERABLE:
             raise ReshardError("too-large", f"{prod(grid)} pieces are too many to list one by one")
@@ -154,22 +226,24 @@ class RingExchange(Exchange):
         if len(shape):  # a share of a box is cut across its longest dim
             across = (stops - starts).argmax(axis=0)[None]
             first, last = (np.take_along_axis(ends, across, axis=0) for ends in (starts, stops))
-            for ends, bound in zip((starts, stops), rows.bounds, strict=True):
+            for ends, bound in zip((starts, stops), (rows.low, rows.high), strict=True):
                 cut = first + np.floor((last - first) * bound[:, None, None] + 0.5).astype(np.int64)
                 np.put_along_axis(ends, across, cut, axis=0)
         row, ring, box = np.nonzero((starts < stops).all(axis=0))
         senders, receivers = (
             positions[ring] + place[row] * self.ring.stride for place in (rows.senders, rows.receivers)
         )
-        corners = (ends[:, row, ring, box] for ends in (starts, stops))
-        return PieceTable(senders, receivers, *corners, rows.rounds[row]), row
+        starts, stops = (ends[:, row, ring, box] for ends in (starts, stops))
+        return PieceTable(senders, receivers, starts, stops, rows.rounds[row]), rows.is_wanted[row]
 
     @cached_property
-    def _all(self) -> tuple[PieceTable, Positions]:
-        positions = self.source.mesh.positions
-        return self._listed(positions[self.ring.value(positions) == 0])
+    def _all(self) -> tuple[PieceTable, Flags]:
+        tables, wanted = zip(*(self._listed(*rings) for rings in self._rings), strict=True)
+        columns = (np.concatenate(column, axis=-1) for column in zip(*tables, strict=True))
+        return PieceTable(*columns), np.concatenate(wanted)
 
     def table(self) -> PieceTable:
+        """All pieces, those that pass too."""
         return self._all[0]
 
     def _pieces(self, chosen: Flags) -> list[Piece]:
@@ -187,31 +261,32 @@ class RingExchange(Exchange):
             )
         ]
 
-    def _taken(self, device: int, chosen: Flags | None = None) -> list[Piece]:
-        """The pieces that come to a device, of some rows."""
-        table, row = self._all
-        is_taken = table.receivers == self._place(self.target, device)
-        return self._pieces(is_taken if chosen is None else is_taken & chosen[row])
+    def _received_on(self, device: int, *, wanted: bool) -> list[Piece]:
+        return self._pieces(self._comes_to(device) & (self._all[1] == wanted))
 
-    @cached_property
-    def _is_wanted(self) -> Flags:
-        """Per row, whether it is of the target tile of who receives it."""
-        wanted: Flags = self.roles.units_and_flows()[0].wants[self._rows.unit, self._rows.receivers]
-        return wanted
+    def _comes_to(self, device: int) -> Flags:
+        """Per piece whether a device keeps or receives it."""
+        comes: Flags = self.table().receivers == self._place(self.target, device)
+        return comes
 
     def incoming(self, device: int) -> list[Piece]:
-        return self._taken(device, self._is_wanted)
-
-    def taken(self, device: int) -> list[Piece]:
-        return self._taken(device)
+        """As of `Exchange`."""
+        return self._received_on(device, wanted=True)
 
     def passing(self, device: int) -> list[Piece]:
-        return self._taken(device, ~self._is_wanted)
+        """As of `Exchange`."""
+        return self._received_on(device, wanted=False)
+
+    def taken(self, device: int) -> list[Piece]:
+        """As of `Exchange`."""
+        return self._pieces(self._comes_to(device))
 
     def outgoing(self, device: int) -> list[Piece]:
+        """As of `Exchange`, in any hop."""
         return self._pieces(self.table().senders == self._place(self.source, device))
 
     def holder_of(self, piece: Piece) -> int:
+        """As of `Exchange`: as far back along the ring as the piece has gone."""
         position, receiver = (int(self.source.mesh.position_of(device)) for device in piece[:2])
         place = self.ring.value(position)
         held_at = (place + (place - self.ring.value(receiver)) * max(piece.round - 1, 0)) % self.ring.size
@@ -226,59 +301,60 @@ class RingExchange(Exchange):
 
     @property
     def hops(self) -> int:
-        return int(self._rows.rounds.max(initial=1))
+        """The most that any piece goes."""
+        return max(int(rows.rounds.max(initial=1)) for rows, _ in self._rings)
 
     @cached_property
     def rounds(self) -> int:
-        """As many in each hop as the busiest device of a ring sends, or receives (König 1916)."""
-        rows, size = self._rows, self.ring.size
-        travels = rows.rounds > 0
-        counts = [
-            np.bincount(rows.rounds[travels] * size + places[travels], minlength=(self.hops + 1) * size)
-            for places in (rows.senders, rows.receivers)
-        ]
-        busiest = np.maximum(*counts).reshape(-1, size).max(axis=1)
+        """As many in each hop as the busiest device sends, or receives (König 1916)."""
+        busiest, size = np.zeros(self.hops + 1, dtype=np.int64), self.ring.size
+        for rows, _ in self._rings:
+            travels = rows.rounds > 0
+            counts = [
+                np.bincount(rows.rounds[travels] * size + places[travels], minlength=len(busiest) * size)
+                for places in (rows.senders, rows.receivers)
+            ]
+            busiest = np.maximum(busiest, np.maximum(*counts).reshape(-1, size).max(axis=1))
         return prod(self.common.loose_sizes) * int(busiest.sum())
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
+        """That of a whole unit."""
         return tuple(map(min, self.common.lengths, self.target.shape))
 
     @cached_property
-    def _sample(self) -> PieceTable:
-        """The pieces of one ring, where those of all are alike; else all."""
-        return self._listed(self.target.mesh.positions[:1])[0] if self._is_full else self.table()
+    def _moved(self) -> tuple[Positions, Positions]:
+        """Per hop and position what comes there, and what is sent from there.
 
-    @property
-    def _is_full(self) -> bool:
-        return self.common.filled(self.target.shape) == 1
-
-    @cached_property
-    def _received(self) -> Positions:
-        """Per hop and position what comes there, of `_sample`."""
-        table = self._sample
-        received = np.zeros((self.hops, self.target.mesh.size), dtype=np.int64)
-        travels = table.rounds > 0
-        np.add.at(received, (table.rounds[travels] - 1, table.receivers[travels]), table.elements[travels])
-        return received
+        It is that of one ring of each kind, where those of all are alike.
+        """
+        is_full, along = self.common.filled(self.target.shape) == 1, np.arange(self.ring.size) * self.ring.stride
+        moved = np.zeros((2, self.hops + 1, self.target.mesh.size), dtype=np.int64)
+        for rows, firsts in self._rings:
+            table = self._listed(rows, firsts[:1] if is_full else firsts)[0]
+            for counts, places in zip(moved, (table.receivers, table.senders), strict=True):
+                np.add.at(counts, (table.rounds, places), table.elements)
+            if is_full:
+                moved[:, :, firsts[:, None] + along] = moved[:, :, firsts[0] + along][:, :, None]
+        return moved[0, 1:], moved[1, 1:]
 
     def all_received(self) -> Positions:
-        received: Positions = self._received.sum(axis=0)
-        places = self.ring.value(self.target.mesh.positions) * self.ring.stride
-        return received[places] if self._is_full else received
+        """As of `Exchange`; what passes counts too."""
+        received: Positions = self._moved[0].sum(axis=0)
+        return received
 
     def buffered(self, chunks: int) -> int:
         """What a device sends in the first hop, and what comes in two; in no chunks."""
-        table, received = self._sample, self._received.max(axis=1)
-        is_first = table.rounds == 1
-        sent = np.bincount(table.senders[is_first], table.elements[is_first]).max(initial=0)
-        return int(sent + received[::2].max() + received[1::2].max(initial=0))
+        received, sent = (counts.max(axis=1) for counts in self._moved)
+        return int(sent[0] + received[::2].max() + received[1::2].max(initial=0))
 
     def received_on(self, device: int) -> int:
+        """As of `Exchange`; what passes counts too."""
         place = self._place(self.target, device)
         return int(self.all_received()[place]) if place >= 0 else 0
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
+        """As of `Exchange`: what goes from neighbour to neighbour, in all hops."""
         return self._traffic_of(self.table().rounds > 0)
 
     def traffic_of_hops(self) -> list[tuple[Positions, Positions, Positions]]:
@@ -294,22 +370,32 @@ class RingExchange(Exchange):
         return self.source.mesh.device_array[senders], self.target.mesh.device_array[receivers], elements
 
 
-def around(source: Tiling, target: Tiling, ring: Digit) -> RingExchange:
+def around(source: Tiling, target: Tiling, ring: Digit, kept: Tiling | None = None) -> RingExchange:
     """The exchange from one tiling to another on the same devices, along a ring.
+
+    Args:
+        source: what devices have.
+        target: what they need.
+        ring: the places along it, as a digit of the position.
+        kept: of tiles that they have besides.
 
     Raises:
         ReshardError: `bad-step` where the ends have no common digits there, or differ outside the ring; `too-large`.
     """
-    same_order = source.mesh.size == target.mesh.size and source.same_order_as(target)
+    others = (target,) if kept is None else (target, kept)
+    same_order = all(source.mesh.size == other.mesh.size and source.same_order_as(other) for other in others)
     is_inside = ring.stride > 0 and ring.size > 2 and source.mesh.size % ring.end == 0
-    bounds = [ring.stride, ring.end]
-    common = refine(source.layout, target.layout, source.shape, bounds) if same_order and is_inside else None
-    if common is None or source.classes != target.classes:
+    bounds, beside = [ring.stride, ring.end], None if kept is None else kept.layout
+    is_known = same_order and is_inside and all(source.classes == other.classes for other in others)
+    common = refine(source.layout, target.layout, source.shape, bounds, beside) if is_known else None
+    if common is None:
         raise ReshardError("bad-step", "only what digits of one mesh say, and of whole values, goes along a ring")
     roles = zip(common.digits, common.source_roles, common.target_roles, strict=True)
     if any(before != after for digit, before, after in roles if not digit.lies_in(ring)):
         raise ReshardError("bad-step", "along a ring goes only what changes nowhere else")
-    exchange = RingExchange(source, target, common, ring)
+    exchange = RingExchange(source, target, common, ring, kept)
+    if kept is not None and not exchange.roles.kept:
+        raise ReshardError("bad-step", "what devices kept is cut by other digits there, and differs along a ring")
     if exchange.roles.places > MOST_PLACES:
         raise ReshardError("too-large", f"{exchange.roles.places} places of units are too many to find their ways")
     return exchange

@@ -16,9 +16,9 @@ By hand, on a ring of 4: what 0 alone holds, or what 0 and 1 hold, goes half eac
 
 >>> lacks = np.array([[False, True, True, True], [False, False, True, True]])
 >>> demand = Demand(~lacks, lacks, np.array([1, 1]))
->>> [from_behind(demand.part([unit])).tolist() for unit in range(2)]
-[[[0.0, 0.5, 0.5, 0.5]], [[0.0, 0.0, 0.5, 0.5]]]
->>> flows_of(demand.part([1])).loads().tolist()
+>>> [RingMix.of(demand.part([unit])).from_behind().tolist() for unit in range(2)]
+[[0.0, 0.5, 0.5, 0.5], [0.0, 0.0, 0.5, 0.5]]
+>>> RingMix.of(demand.part([1])).flows(demand.counts[1:]).loads().tolist()
 [[0.0, 0.5, 0.0, 0.0, 0.5, 0.0, 0.0, 0.0], [0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.5]]
 """
 
@@ -26,14 +26,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reshard.digits import Digits, Positions
-from reshard.mix import Floats, best_mix
+from reshard.mix import Floats, GrowingMix
 
 Flags = NDArray[np.bool_]
 
@@ -41,6 +42,8 @@ MOST_WAYS = 24
 """Of a mix."""
 NEARLY = 1e-3
 """A way that is cheaper than the mix by no more is not added."""
+HOP = 1e-6
+"""What a hop more costs besides, as a part of all, so that of ways that load links alike the nearest is taken."""
 SHARES = 24
 """In how many equal shares, at most, what is alike parts."""
 CACHED = 4096
@@ -59,7 +62,8 @@ class Demand(NamedTuple):
 
     def part(self, units: Sequence[int]) -> Demand:
         """Some units of it."""
-        return Demand(*(column[list(units)] for column in self))
+        chosen = list(units)
+        return Demand(self.holds[chosen], self.lacks[chosen], self.counts[chosen])
 
 
 class Flows(NamedTuple):
@@ -78,6 +82,12 @@ class Flows(NamedTuple):
     """Of the demand, per unit."""
     size: int
     """Of the ring."""
+
+    @classmethod
+    def of(cls, columns: Sequence[NDArray[Any]], counts: Positions, size: int) -> Flows:
+        """Those of such columns, from the unit to how much of it."""
+        unit, senders, receivers, hops, low, high = columns
+        return cls(unit, senders, receivers, hops, low, high, counts, size)
 
     def loads(self) -> Floats:
         """Per hop, what links carry in units: those onwards from each place, then those back from each place."""
@@ -98,6 +108,10 @@ class _Events(NamedTuple):
     """How far the holder behind is; 0 for itself."""
     ahead: Positions
     """How far the next holder is; 0 for a holder."""
+    first: Positions
+    """The events at which gaps begin."""
+    gaps: Positions
+    """Per event the number of its gap."""
     size: int
     """Of the ring."""
 
@@ -112,12 +126,14 @@ class _Events(NamedTuple):
         behind = places - np.maximum.accumulate(np.where(holds, places, 0), axis=1)
         ahead = np.minimum.accumulate(np.where(holds, places, size)[:, ::-1], axis=1)[:, ::-1] - places
         unit, at = np.nonzero(holds | lacks)
-        return cls(unit, turned[unit, at], holds[unit, at], behind[unit, at], ahead[unit, at], size)
+        place, behind, ahead = (table[unit, at] for table in (turned, behind, ahead))
+        is_holder = holds[unit, at]
+        return cls(unit, place, is_holder, behind, ahead, np.flatnonzero(is_holder), np.cumsum(is_holder) - 1, size)
 
     @property
-    def first(self) -> Positions:
-        """Where gaps begin."""
-        return np.flatnonzero(self.is_holder)
+    def following(self) -> Positions:
+        """How far the next holder is from who lacks it next; 0 where nobody does before that holder."""
+        return np.append(np.where(self.is_holder, 0, self.ahead)[1:], 0)
 
     def chains(self, from_behind: Flags) -> Flows:
         """Whole units on their way, where it is said who takes them from behind; counted once each."""
@@ -149,13 +165,27 @@ class _Symmetry(NamedTuple):
     @classmethod
     def of(cls, demand: Demand) -> _Symmetry:
         """That of a demand."""
-        size = demand.holds.shape[1]
-        mirrored = _alike(demand, demand.holds[:, ::-1], demand.lacks[:, ::-1])
-        for period in (count for count in range(1, size + 1) if size % count == 0):
-            turned = _alike(demand, *(np.roll(table, period, axis=1) for table in demand[:2]))
+        (holds, lacks), size = demand[:2], demand.holds.shape[1]
+        own = _keys(holds, lacks)
+        order = np.argsort(own)
+
+        def image(*tables: Flags) -> Positions | None:
+            """Per unit the one that is held and lacked so; None where there is none, or of another count."""
+            others = _keys(*tables)
+            places = np.argsort(others)
+            if not np.array_equal(own[order], others[places]):
+                return None
+            units = np.empty_like(order)
+            units[places] = order
+            return units if np.array_equal(demand.counts[units], demand.counts) else None
+
+        mirrored = image(holds[:, ::-1], lacks[:, ::-1])
+        for period in (count for count in range(1, size) if size % count == 0):
+            turn = (np.arange(size) - period) % size
+            turned = image(holds[:, turn], lacks[:, turn])
             if turned is not None:
                 return cls(period, turned, mirrored)
-        raise AssertionError("a whole turn changes nothing")
+        return cls(size, np.arange(len(own)), mirrored)
 
     def orbits(self, size: int) -> tuple[Positions, Positions]:
         """Per link onwards and per link back, by the place that it leaves or leads to, the number of those alike."""
@@ -169,19 +199,8 @@ class _Symmetry(NamedTuple):
         for _ in range(count - 1):
             image = np.roll(image[self.turned], -self.period, axis=1)
             total = total + image
-        mean = total / count
+        mean: Floats = total / count
         return mean if self.mirrored is None else (mean + 1.0 - mean[self.mirrored][:, ::-1]) / 2
-
-
-def _alike(demand: Demand, holds: Flags, lacks: Flags) -> Positions | None:
-    """Per unit the one of a demand that holds and lacks so; None where there is none, or of another count."""
-    own, others = (_keys(*tables) for tables in (demand[:2], (holds, lacks)))
-    order, places = np.argsort(own), np.argsort(others)
-    if not np.array_equal(own[order], others[places]):
-        return None
-    units = np.empty_like(order)
-    units[places] = order
-    return units if np.array_equal(demand.counts[units], demand.counts) else None
 
 
 def _keys(holds: Flags, lacks: Flags) -> NDArray[np.bytes_]:
@@ -190,39 +209,79 @@ def _keys(holds: Flags, lacks: Flags) -> NDArray[np.bytes_]:
     return packed.view(f"S{packed.shape[1]}")[:, 0]
 
 
-def from_behind(demand: Demand) -> Floats:
-    """Per unit and place, how much of what is lacked there comes from the holder behind; 0 where nothing is."""
-    events, symmetry = _Events.of(demand), _Symmetry.of(demand)
-    starts = events.first
-    gaps = np.cumsum(events.is_holder) - 1
-    places = _loads_of_places(events, symmetry, demand.counts)
-    prices, ways, loads = np.ones(places.shape[1]), [], []
-    for _ in range(MOST_WAYS):
-        costs = places @ prices
-        least = np.minimum.reduceat(costs, starts)
-        if ways and least.sum() >= 1 - NEARLY:
-            break
-        cheapest = np.flatnonzero(costs == least[gaps])
-        way = cheapest[np.unique(gaps[cheapest], return_index=True)[1]]
-        ways.append(way)
-        loads.append(places[way].sum(axis=0))
-        mix = best_mix(np.array(loads))
-        prices = mix.prices
-    numbers = np.arange(len(gaps))
-    shares = np.zeros(demand.holds.shape)
-    for part, way in zip(mix.parts.tolist(), ways, strict=True):
-        shares[events.unit, events.place] += part * (numbers <= way[gaps])
-    return np.where(demand.lacks, np.round(symmetry.evened(shares) * SHARES) / SHARES, 0.0)
+class RingMix(NamedTuple):
+    """Ways along a ring, and how much of all goes each."""
+
+    events: _Events
+    symmetry: _Symmetry
+    ways: list[Positions]
+    """Per way and gap, the event that is the last to take from behind."""
+    parts: Floats
+    fullest: float
+    """What the fullest link carries, in units."""
+
+    @classmethod
+    def of(cls, demand: Demand) -> RingMix:
+        """The best there is, of a demand in which something is lacked."""
+        events, symmetry = _Events.of(demand), _Symmetry.of(demand)
+        places = _loads_of_places(events, symmetry, demand.counts)
+        slower = 1 + HOP * np.maximum(events.behind, events.following)
+
+        def cheapest(prices: Floats) -> tuple[Positions, float]:
+            """The way that costs least, and what it costs."""
+            costs = places @ prices * slower
+            least = np.minimum.reduceat(costs, events.first)
+            last = np.flatnonzero(costs == least[events.gaps])
+            return last[np.unique(events.gaps[last], return_index=True)[1]], float(least.sum())
+
+        ways = [cheapest(np.ones(places.shape[1]))[0]]
+        loads = places[ways[0]].sum(axis=0)
+        growing = GrowingMix(len(loads), float(loads.max()))
+        growing.add(loads[None])
+        mix = growing.best()
+        while loads.max() > loads.mean() * (1 + NEARLY) and len(ways) < MOST_WAYS:  # not the shortest, and even
+            way, cost = cheapest(mix.prices)
+            if cost >= 1 - NEARLY:
+                break
+            ways.append(way)
+            growing.add(places[way].sum(axis=0)[None])
+            mix = growing.best()
+        return cls(events, symmetry, ways, mix.parts, mix.seconds)
+
+    @property
+    def hops(self) -> int:
+        """The most that anything goes."""
+        events = self.events
+        return int(max(max(events.behind[way].max(), events.following[way].max()) for way in self.ways))
+
+    def from_behind(self) -> Floats:
+        """Per event, how much of the unit comes from the holder behind; nothing to holders."""
+        events = self.events
+        numbers = np.arange(len(events.unit))
+        shares = np.zeros((int(events.unit[-1]) + 1, events.size))
+        for part, way in zip(self.parts.tolist(), self.ways, strict=True):
+            shares[events.unit, events.place] += part * (numbers <= way[events.gaps])
+        evened = self.symmetry.evened(shares)[events.unit, events.place]
+        return np.where(events.is_holder, 0.0, np.round(evened * SHARES) / SHARES)
+
+    def flows(self, counts: Positions) -> Flows:
+        """What goes from neighbour to neighbour, of units of which there are so many."""
+        events, shares = self.events, self.from_behind()
+        bounds = np.unique(np.concatenate([[0.0, 1.0], shares])).tolist()
+        wholes = [events.chains((shares >= high) & ~events.is_holder) for high in bounds[1:]]
+        pairs = zip(wholes, pairwise(bounds), strict=True)
+        parts = [whole._replace(low=whole.low + low, high=whole.high - 1 + high) for whole, (low, high) in pairs]
+        columns = [np.concatenate(column) for column in zip(*(part[:6] for part in parts), strict=True)]
+        return Flows.of(columns, counts, events.size)
 
 
 def _loads_of_places(events: _Events, symmetry: _Symmetry, counts: Positions) -> Floats:
     """Per event, what links that are told apart carry for its gap where it is the last that takes from behind."""
     size, links = events.size, np.arange(events.size)
-    following = np.append(np.where(events.is_holder, 0, events.ahead)[1:], 0)  # from ahead to the next
     ends = events.place - events.behind, np.append(events.place[1:], 0)
     onwards, back = (
         (links - start[:, None]) % size < length[:, None]
-        for start, length in zip(ends, (events.behind, following), strict=True)
+        for start, length in zip(ends, (events.behind, events.following), strict=True)
     )
     orbits = symmetry.orbits(size)
     of_orbit = [numbers[:, None] == np.arange(max(map(np.max, orbits)) + 1) for numbers in orbits]
@@ -230,17 +289,17 @@ def _loads_of_places(events: _Events, symmetry: _Symmetry, counts: Positions) ->
     return np.asarray(carried * (counts[events.unit] / sum(table[:, 0].sum() for table in of_orbit))[:, None])
 
 
-def flows_of(demand: Demand) -> Flows:
-    """What goes from neighbour to neighbour, the fullest link as little as can be."""
-    events, shares = _Events.of(demand), from_behind(demand)
-    of_events = shares[events.unit, events.place]
-    bounds = np.unique(np.concatenate([[0.0, 1.0], of_events[~events.is_holder]])).tolist()
-    parts = []
-    for low, high in zip(bounds, bounds[1:], strict=False):
-        whole = events.chains((of_events >= high) & ~events.is_holder)
-        parts.append(whole._replace(low=whole.low + low, high=whole.low + high))
-    columns = [np.concatenate(column) for column in zip(*(part[:6] for part in parts), strict=True)]
-    return Flows(*columns, demand.counts, events.size)
+Roles = tuple[int | None, ...]
+"""Per digit of the places along a ring, the number of the tensor's digit that it cuts; None where it replicates."""
+
+
+class Fixed(NamedTuple):
+    """What a digit elsewhere cuts, and so all devices of a ring hold alike."""
+
+    number: int
+    """Of the tensor's digit."""
+    size: int
+    value: int
 
 
 class RingUnits(NamedTuple):
@@ -254,13 +313,22 @@ class RingUnits(NamedTuple):
     """Likewise, what the target has there."""
 
     @classmethod
-    def of(cls, digits: Digits, before: Sequence[int | None], after: Sequence[int | None]) -> RingUnits:
+    def of(
+        cls,
+        digits: Digits,
+        before: Roles,
+        after: Roles,
+        kept: Roles = (),
+        fixed: tuple[Fixed, ...] = (),
+    ) -> RingUnits:
         """The units.
 
         Args:
             digits: of the places along the ring.
             before: per digit the number of the tensor's digit that it cuts; None where it replicates.
             after: likewise at the target.
+            kept: likewise of a tile that all devices have besides; () where they have none.
+            fixed: what else cuts that tile.
 
         By hand, 4 on a ring, cut by the outer digit and wanted by the inner:
 
@@ -268,44 +336,77 @@ class RingUnits(NamedTuple):
         >>> units.holds.astype(int).tolist(), units.wants.astype(int).tolist()
         ([[1, 1, 0, 0], [0, 0, 1, 1]], [[1, 0, 1, 0], [0, 1, 0, 1]])
         """
-        known = {role: digit.size for roles in (before, after) for role, digit in zip(roles, digits, strict=True)}
-        sizes = tuple([size for role, size in sorted((role, size) for role, size in known.items() if role is not None)])
+        ends = [before, after, kept] if kept else [before, after]
+        known = {number: size for number, size, _ in fixed}
+        known |= {
+            role: digit.size for roles in ends for role, digit in zip(roles, digits, strict=True) if role is not None
+        }
+        sizes = tuple([known[number] for number in range(len(known))])
         values = np.unravel_index(np.arange(prod(sizes)), sizes) if sizes else ()
         places = np.arange(digits.size)
         tables = []
-        for roles in (before, after):
+        for roles in ends:
             table = np.ones((prod(sizes), digits.size), dtype=np.bool_)
             for role, digit in zip(roles, digits, strict=True):
                 if role is not None:
                     table &= values[role][:, None] == digit.value(places)
             tables.append(table)
-        return cls(sizes, *tables)
+        for number, _, value in fixed:
+            tables[2] &= (values[number] == value)[:, None]
+        return cls(sizes, tables[0] | tables[2] if kept else tables[0], tables[1])
+
+    def cut(self) -> float:
+        """What the fullest link carries at the least, in units.
+
+        Half of what devices side by side lack and none of them holds: two links lead there.
+        """
+        size, places = self.holds.shape[1], np.arange(self.holds.shape[1])
+        first_holder, first_to_lack = (
+            _next(table) - places for table in (self.holds, self.wants & ~self.holds)
+        )  # from each place on, itself included
+        row, place = np.nonzero(first_to_lack < first_holder)
+        begins, ends = (table[row, place] for table in (first_to_lack, first_holder))
+        lacking = np.zeros((size, size + 1), dtype=np.int64)
+        np.add.at(lacking, (place, begins), 1)  # so many places more than one
+        np.add.at(lacking, (place, ends), -1)
+        return float(lacking.cumsum(axis=1).max(initial=0)) / 2
+
+    def demand(self) -> tuple[Demand, Positions, Positions]:
+        """The demand, of those that something lacks: which units these are, and of which kind in it each is."""
+        lacks = self.wants & ~self.holds
+        moved = np.flatnonzero(lacks.any(axis=1))
+        keys = _keys(self.holds[moved], lacks[moved])
+        _, firsts, kinds, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        return Demand(self.holds[moved[firsts]], lacks[moved[firsts]], counts), moved, kinds
 
     def flows(self) -> Flows:
         """What goes from neighbour to neighbour."""
-        lacks = self.wants & ~self.holds
-        moved = np.flatnonzero(lacks.any(axis=1))
+        demand, moved, kinds = self.demand()
         once, size = np.ones(len(self.holds), dtype=np.int64), self.holds.shape[1]
         if not len(moved):
-            return Flows(*(np.zeros((6, 0), dtype=np.int64)), once, size)
-        keys = _keys(self.holds[moved], lacks[moved])
-        _, firsts, kinds, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-        flows = flows_of(Demand(self.holds[moved[firsts]], lacks[moved[firsts]], counts))
-        alike = np.argsort(kinds, kind="stable")
-        begins = np.cumsum(counts) - counts
+            return Flows.of(list(np.zeros((6, 0), dtype=np.int64)), once, size)
+        flows, counts = RingMix.of(demand).flows(demand.counts), demand.counts
+        alike = moved[np.argsort(kinds, kind="stable")]
         times = counts[flows.unit]
         rows = np.repeat(np.arange(len(times)), times)
         ranks = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
-        units = moved[alike[begins[flows.unit[rows]] + ranks]]
-        return Flows(units, *(column[rows] for column in flows[1:6]), once, size)
+        units = alike[(np.cumsum(counts) - counts)[flows.unit[rows]] + ranks]
+        return Flows.of([units, *(column[rows] for column in flows[1:6])], once, size)
+
+
+def _next(table: Flags) -> Positions:
+    """Per row and place the next that is so, from that place on; beyond the end those at the start once more."""
+    size = table.shape[1]
+    twice = np.where(np.concatenate([table, table], axis=1), np.arange(2 * size), 2 * size)
+    return np.asarray(np.minimum.accumulate(twice[:, ::-1], axis=1)[:, ::-1][:, :size])
 
 
 @lru_cache(CACHED)
 def units_and_flows(
-    digits: Digits, before: tuple[int | None, ...], after: tuple[int | None, ...]
+    digits: Digits, before: Roles, after: Roles, kept: Roles, fixed: tuple[Fixed, ...]
 ) -> tuple[RingUnits, Flows]:
     """The units of a change along a ring and their flows, as of `RingUnits.of`; to be asked for by small numbers."""
-    units = RingUnits.of(digits, before, after)
+    units = RingUnits.of(digits, before, after, kept, fixed)
     return units, units.flows()
 
 

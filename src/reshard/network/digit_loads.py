@@ -29,8 +29,8 @@ from typing import NamedTuple
 import numpy as np
 
 from reshard.digits import Digit, Digits, Positions, nest
-from reshard.network.level import Level
 from reshard.mix import Floats
+from reshard.network.level import Level
 from reshard.network.traffic import (
     Loads,
     edges_of_pieces,

@@ -35,7 +35,6 @@ from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, RingExchange
 from reshard.exchange.by_digits import senders_by_round
 from reshard.exchange.ring import RingRoles
-from reshard.exchange.ring_flows import role_numbers
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.network.digit_loads import digit_loads, least_carried
 from reshard.network.formulas import all_to_all, staged_all_gather
@@ -43,7 +42,7 @@ from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.numbers import device_digits
 from reshard.network.patterns import Pattern, kind_of
-from reshard.network.ring_loads import RingLoads, ring_loads
+from reshard.network.ring_loads import least_along, ring_loads
 from reshard.network.traffic import Loads, loads, runs
 from reshard.steps import Share, Step
 
@@ -322,26 +321,38 @@ def use_of_ring(ring: Digit, roles: RingRoles, unit_bytes: float, network: Netwo
         unit_bytes: of a unit.
         network: must reach all devices.
     """
-    number = next((n for n, level in enumerate(network.levels) if level.digit == ring and level.link == "ring"), None)
+    number = _number_of(ring, network)
     if number is None:
         return None
-    carried, level = ring_loads(roles.digits, *role_numbers(roles.before, roles.after)), network.levels[number]
-    return _use_of_hops(number, carried, unit_bytes / level.bandwidth, network)
+    carried, level = ring_loads(roles), network.levels[number]
+    latency_s = len(carried.hops) * level.latency_s
+    seconds = sum(carried.hops) * unit_bytes / level.bandwidth + latency_s + network.launch_s
+    busy = _busy_at(number, carried.fullest * unit_bytes / level.bandwidth + latency_s, network)
+    return Use(seconds, (*busy, network.launch_s))
 
 
-def _use_of_hops(number: int, carried: RingLoads, seconds: float, network: Network) -> Use:
-    """What hops along a level take, of so many seconds a unit."""
-    latency_s = len(carried.hops) * network.levels[number].latency_s
-    busy = [
-        carried.fullest * seconds + latency_s if n == number else 0.0
-        for n, level in enumerate(network.levels)
-        for _ in range(level.places)
-    ]
-    return Use(sum(carried.hops) * seconds + latency_s + network.launch_s, (*busy, network.launch_s))
+def least_busy_along(ring: Digit, roles: RingRoles, unit_bytes: float, network: Network) -> tuple[float, ...] | None:
+    """What `Use.busy` says of levels at the least, in a fraction of the time, by the arguments of `use_of_ring`."""
+    number = _number_of(ring, network)
+    if number is None:
+        return None
+    level = network.levels[number]
+    fullest = least_along(roles)
+    return _busy_at(number, fullest * unit_bytes / level.bandwidth, network)
+
+
+def _number_of(ring: Digit, network: Network) -> int | None:
+    rings = (n for n, level in enumerate(network.levels) if level.digit == ring and level.link == "ring")
+    return next(rings, None)
+
+
+def _busy_at(number: int, seconds: float, network: Network) -> tuple[float, ...]:
+    """One level busy for so long, all places of it."""
+    return tuple([seconds * (n == number) for n, level in enumerate(network.levels) for _ in range(level.places)])
 
 
 def _use_of_ring_exchange(exchange: RingExchange, itemsize: float, network: Network) -> Use:
-    """That of an exchange along a ring, hop by hop where the ring is no level, or the tensor does not fill its blocks."""
+    """That of an exchange along a ring, hop by hop where the ring is no level, or the tensor fills not all blocks."""
     common, mesh = exchange.common, exchange.source.mesh
     if mesh.device_ids is None and common.filled(exchange.target.shape) >= NEARLY:
         unit_bytes = prod(common.lengths) * prod(common.loose_sizes) * itemsize

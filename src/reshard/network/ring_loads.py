@@ -6,17 +6,20 @@ Every hop has one latency, since both ways go at once.
 
 By hand, a gather of 4 parts on a ring of 4: one whole part goes each way, then half of what is two hops away.
 
->>> ring_loads(Digits.of_sizes([4]), (0,), (None,))
-RingLoads(fullest=1.5, hops=(1.0, 0.5))
+>>> gather = RingRoles(Digits.of_sizes([4]), (Cuts(0, 1),), (None,))
+>>> ring_loads(gather), least_along(gather)
+(RingLoads(fullest=1.5, hops=(1.0, 0.5)), 1.5)
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import zip_longest
 from typing import NamedTuple
 
 from reshard.digits import Digits
-from reshard.exchange.ring_flows import CACHED, units_and_flows
+from reshard.exchange.ring import RingRoles
+from reshard.exchange.ring_flows import CACHED, Fixed, RingMix, RingUnits, Roles
 
 
 class RingLoads(NamedTuple):
@@ -28,16 +31,27 @@ class RingLoads(NamedTuple):
     """That of the fullest of each hop."""
 
 
-@lru_cache(CACHED)
-def ring_loads(digits: Digits, before: tuple[int | None, ...], after: tuple[int | None, ...]) -> RingLoads:
-    """What a change loads links of a ring with; to be asked for by small numbers (`ring_flows.role_numbers`).
+def ring_loads(roles: RingRoles) -> RingLoads:
+    """What a change loads links of the fullest of its rings with."""
+    kinds = [_loads(*roles.numbered(values)) for values in roles.kinds()]
+    hops = zip_longest(*(kind.hops for kind in kinds), fillvalue=0.0)
+    return RingLoads(max(kind.fullest for kind in kinds), tuple(map(max, hops)))
 
-    Args:
-        digits: of the places along the ring.
-        before: per digit the number of the tensor's digit that it cuts; None where it replicates.
-        after: likewise at the target.
-    """
-    carried = units_and_flows(digits, before, after)[1].loads()
-    if not carried.size:
+
+def least_along(roles: RingRoles) -> float:
+    """What its fullest link carries at the least, and mostly just so, in a fraction of the time."""
+    return max(_cut(*roles.numbered(values)) for values in roles.kinds())
+
+
+@lru_cache(CACHED)
+def _loads(digits: Digits, before: Roles, after: Roles, kept: Roles, fixed: tuple[Fixed, ...]) -> RingLoads:
+    demand = RingUnits.of(digits, before, after, kept, fixed).demand()[0]
+    if not len(demand.counts):
         return RingLoads(0.0, ())
+    carried = RingMix.of(demand).flows(demand.counts).loads()
     return RingLoads(float(carried.sum(axis=0).max()), tuple(carried.max(axis=1).tolist()))
+
+
+@lru_cache(CACHED)
+def _cut(digits: Digits, before: Roles, after: Roles, kept: Roles, fixed: tuple[Fixed, ...]) -> float:
+    return RingUnits.of(digits, before, after, kept, fixed).cut()

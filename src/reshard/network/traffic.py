@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.digits import Positions
+from reshard.mix import Floats
 from reshard.network.half_round import fullest_of_parted
 from reshard.network.level import Level
-from reshard.mix import Floats
 
 
 class Loads(NamedTuple):

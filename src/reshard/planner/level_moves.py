@@ -47,11 +47,11 @@ from numpy.typing import NDArray
 from reshard.digits import Digit, Digits, Positions
 from reshard.exchange.ring import MOST_PLACES, RingRoles
 from reshard.exchange.ring_flows import role_numbers
+from reshard.mix import Floats
 from reshard.network import Level, Network
 from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
-from reshard.mix import Floats
-from reshard.network.ring_loads import ring_loads
+from reshard.network.ring_loads import least_along
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
 from reshard.problem import Reshard
@@ -106,13 +106,14 @@ class LevelWays:
 
     @classmethod
     @lru_cache(16)  # asked for twice in one plan, and its numbers are derived but once
-    def of(cls, reshard: Reshard, network: Network, *, finely: bool = False) -> LevelWays | None:
+    def of(cls, reshard: Reshard, network: Network, *, finely: bool = False, along: bool = False) -> LevelWays | None:
         """The ways; None where tiles differ in size, values are partial, or no digits lie in levels.
 
         Args:
             reshard: what is to be moved.
             network: must reach all devices.
             finely: whether every digit of a level does by itself what it does.
+            along: whether what goes along a ring may go from neighbour to neighbour.
         """
         if reshard.source.mesh.size != network.size:
             return None
@@ -123,7 +124,7 @@ class LevelWays:
         numbered: dict[int, TensorDigit] = dict(enumerate(digit for dim in common.by_dim for digit in dim))
         cutting = [{getattr(cut, side): n for n, cut in numbered.items()} for side in ("source", "target", "shared")]
         roles = [tuple(map(cut_by.get, common.of_positions)) for cut_by in cutting]
-        graph = _graph(network, common.of_positions, *roles, finely=finely)
+        graph = _graph(network, common.of_positions, *roles, finely=finely, along=along)
         if graph is None:
             return None
         numbers = iter(numbered)
@@ -250,7 +251,7 @@ def _share_out(digits: Digits, dims: list[list[TensorDigit]]) -> None:
 
 @lru_cache(CACHED)
 def _graph(
-    network: Network, digits: Digits, source: Roles, target: Roles, shared: Roles, *, finely: bool
+    network: Network, digits: Digits, source: Roles, target: Roles, shared: Roles, *, finely: bool, along: bool
 ) -> LevelGraph | None:
     """What the digits may do; None where a digit lies in no level, or there is too much that they may do."""
     inside = [[n for n, digit in enumerate(digits) if digit.lies_in(level.digit)] for level in network.levels]
@@ -273,7 +274,7 @@ def _graph(
         parts = [prod(size for size, role in zip(sizes, roles, strict=True) if role is not None) for roles in listed]
         shards *= np.array(parts)[places[:, number]]
         strides = [digits[n].stride // level.stride for n in numbers]
-        moves = _moves(level.at_stride_one(), tuple(map(Digit, strides, sizes)), tuple(role_numbers(*listed)))
+        moves = _moves(level.at_stride_one(), tuple(map(Digit, strides, sizes)), tuple(role_numbers(*listed)), along)
         alike = np.moveaxis(numbered_states, number, -1).reshape(-1, len(listed))  # but for this level, a row each
         is_state = alike >= 0
         rows, before, after = np.nonzero(is_state[:, :, None] & is_state[:, None, :] & moves.leads)
@@ -380,7 +381,7 @@ class LevelMoves(NamedTuple):
 
 
 @lru_cache(CACHED)
-def _moves(level: Level, digits: tuple[Digit, ...], choices: tuple[Roles, ...]) -> LevelMoves:
+def _moves(level: Level, digits: tuple[Digit, ...], choices: tuple[Roles, ...], along: bool) -> LevelMoves:
     """What it takes that digits of a level change from any choice of roles to any other.
 
     Levels and roles that are alike but for their numbers have one answer, so it is asked for by the smallest.
@@ -390,7 +391,7 @@ def _moves(level: Level, digits: tuple[Digit, ...], choices: tuple[Roles, ...]) 
     loads = []
     for first in firsts.tolist():
         before, after = (choices[place] for place in divmod(first, len(choices)))
-        loads.append(None if before == after else _load(level, digits, *role_numbers(before, after)))
+        loads.append(None if before == after else _load(level, digits, *role_numbers(before, after), along))
     columns = zip(*[(load is not None, *(load or (0.0, 0.0))) for load in loads], strict=True)
     return LevelMoves(*(np.array(column)[numbers.reshape(kinds.shape)] for column in columns))
 
@@ -411,21 +412,22 @@ def _kinds_of_pairs(choices: Sequence[Roles]) -> Positions:
 
 
 @lru_cache(CACHED_LOADS)
-def _load(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles) -> LevelLoad | None:
+def _load(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles, along: bool) -> LevelLoad | None:
     """What it takes that digits of a level change what they do; None where no step is known."""
-    known = _load_at_own_value(level, digits, before, after), _load_along(level, digits, before, after)
+    at_own_value, roles = _load_at_own_value(level, digits, before, after), RingRoles(Digits(digits), before, after)
+    if not along or (at_own_value is not None and (roles.is_one_collective or not at_own_value.seconds)):
+        return at_own_value
+    known = at_own_value, _load_along(level, roles)
     return min(filter(None, known), key=lambda load: load.seconds, default=None)
 
 
-def _load_along(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
+def _load_along(level: Level, roles: RingRoles) -> LevelLoad | None:
     """The same where it goes along a ring from neighbour to neighbour."""
-    roles = RingRoles(Digits(digits), before, after)
     if level.link != "ring" or level.size < 3 or roles.places > MOST_PLACES:
         return None
-    carried = ring_loads(roles.digits, before, after)
-    held = prod([digit.size for digit, role in zip(digits, before, strict=True) if role is not None])
+    held = prod([digit.size for digit, role in zip(roles.digits, roles.before, strict=True) if role is not None])
     each = held * level.size / roles.places  # of a tile, what a unit is
-    return LevelLoad(carried.fullest * each / level.bandwidth, len(carried.hops) * level.latency_s)
+    return LevelLoad(least_along(roles) * each / level.bandwidth, level.size // 2 * level.latency_s)
 
 
 def _load_at_own_value(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles) -> LevelLoad | None:

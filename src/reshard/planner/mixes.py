@@ -19,8 +19,8 @@ import numpy as np
 
 from reshard.digits import Positions
 from reshard.errors import ReshardError
-from reshard.network import Use, spans_of_uses, uses_of
 from reshard.mix import Floats, best_mix
+from reshard.network import Use, spans_of_uses, uses_of
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
 from reshard.planner.policy import SMALL_BYTES
@@ -39,13 +39,14 @@ NEGLIGIBLE = 0.01
 """Shares of less than so much of the tensor are left out."""
 
 
-def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False) -> Plan:
+def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False, along: bool = False) -> Plan:
     """The plan, or one of shares that takes less time.
 
     Args:
         plan: the best that is known.
         timed: ways between the same ends.
         finely: that of `LevelWays.of`, where it does not lead to too many.
+        along: likewise.
     """
     network = plan.options.network
     if network is None or plan.options.memory_limit is not None or plan.options.basis != "any" or not plan.seconds:
@@ -55,8 +56,8 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     limit = (plan.seconds - network.call_s) * (WORTH if plan.parts == 1 else 1.0)
     if not plan.received_bytes:  # no level has anything to do
         return plan
-    ways = LevelWays.of(plan.reshard, network, finely=True) if finely else None
-    ways = ways or LevelWays.of(plan.reshard, network)  # as the candidates ask, so that it is known
+    ways = LevelWays.of(plan.reshard, network, finely=True, along=along) if finely else None
+    ways = ways or LevelWays.of(plan.reshard, network, along=along)  # as the candidates ask, so that it is known
     if ways is None and not plan.source.unreduced:  # of partial values only what was timed is known
         return plan
     is_large = prod(plan.shape) * plan.dtype.itemsize > SMALL_BYTES
@@ -73,7 +74,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     for route in _worth_taking(ways, places, np.array(busy), limit) if ways is not None else ():
         with suppress(ReshardError):  # what has no price
             way = prices.timed(route)
-            for each in (way, *prices.timed_along(way)):
+            for each in (way, *(prices.timed_along(way) if along else ())):
                 if any(each.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
                     routes.append(each.route)
                     busy.append(_with_fill(each.busy[:-1], each.seconds))

@@ -54,7 +54,7 @@ def parts_a_ring(reshard: Reshard, network: Network) -> bool:
     return any(ring.stride < axis.stride < ring.end for ring in rings for axis in axes)
 
 
-def placed_anew(prices: RoutePrices, limit_s: float) -> list[Route]:
+def placed_anew(prices: RoutePrices, limit_s: float, *, along: bool = False) -> list[Route]:
     """The ways by one placement that keep no level busy as long as a limit.
 
     Only those whose tiles are no larger than those of both ends, and whose steps are known by digits.
@@ -66,26 +66,26 @@ def placed_anew(prices: RoutePrices, limit_s: float) -> list[Route]:
         roles = prices.of_steps.roles_of(middle)
         if middle in (source, target) or roles is None or roles.elements > max(sizes):
             continue
-        if _is_sooner((source, middle, target), prices, limit_s):
+        if _is_sooner((source, middle, target), prices, limit_s, along=along):
             routes.append(Route((middle,)))
     return routes
 
 
-def _is_sooner(points: Sequence[Sharding], prices: RoutePrices, limit_s: float) -> bool:
+def _is_sooner(points: Sequence[Sharding], prices: RoutePrices, limit_s: float, *, along: bool) -> bool:
     """Whether the steps from point to point are known by digits, and keep no level busy as long as a limit.
 
     What they do at the least is known sooner, so it is asked first.
     """
     busy: list[tuple[float, ...]] = []
     for before, after in pairwise(map(prices.of_steps.roles_of, points)):
-        least = None if before is None or after is None else prices.of_steps.least_busy(before, after)
+        least = None if before is None or after is None else prices.of_steps.least_busy(before, after, along=along)
         if least is None:
             return False
         busy.append(least)
     for number, leg in enumerate(pairwise(points)):
         if max(map(sum, zip(*busy, strict=True))) >= limit_s:
             return False
-        uses = prices.uses_between(leg, along=True)
+        uses = prices.uses_between(leg, along=along)
         if uses is None:
             return False
         busy[number] = Use.together([use for _, use in uses], prices.network).busy[:-1]

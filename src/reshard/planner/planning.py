@@ -47,6 +47,10 @@ from reshard.steps import Route, Share, chain_through, chains_of, step_of
 LOGGER = logging.getLogger("reshard")
 NEAR = 1.1
 """Up to so many times the least a plan is near it."""
+HANDED_ON = 3
+"""What goes along rings from neighbour to neighbour is to gain more than so many steps half round one."""
+NEARLY = 1.02
+"""Up to so many times the least nothing goes along rings from neighbour to neighbour."""
 COMBINED = 2
 """How many ways to combine values are tried with all ways to move them then."""
 CACHED_PLANS = 1024
@@ -158,18 +162,23 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     prices = RoutePrices.of(reshard, network)
     timed = timed_routes(prices, at_once(prices) or candidates(reshard, network))
     best = _best_of(timed, prices, options)
+    along = prices.by_digits and _is_worth_handing_on(best, network)
+    if along:
+        timed += [other for way in timed for other in prices.timed_along(way)]
+        best = best_first([best, _best_of(timed, prices, options, along=True)])[0]
     seconds = best.seconds or 0.0
     if prices.by_digits and parts_a_ring(reshard, network) and seconds > FAR * (best.lower_bound_seconds or 0.0):
-        routes = placed_anew(prices, seconds * MIXED)
+        routes = placed_anew(prices, seconds * MIXED, along=along)
         if routes:
-            timed = timed_routes(prices, [*(way.route for way in timed), *routes])
-            best = best_first([best, _best_of(timed, prices, options)])[0]
+            anew = timed_routes(prices, routes)
+            timed += [*anew, *(other for way in anew for other in (prices.timed_along(way) if along else ()))]
+            best = best_first([best, _best_of(timed, prices, options, along=along)])[0]
     if reshard.source.unreduced and _is_far_from_least(best):
         routes = _moved_by_themselves(timed, reshard, options)
         timed = timed_routes(prices, [*(way.route for way in timed), *routes])
         best = best_first([best, _best_of(timed, prices, options)])[0]
     elif _is_far_from_least(best):
-        best = with_shares(best, timed, finely=True)
+        best = with_shares(best, timed, finely=True, along=along)
     larger = evened_shape(reshard)
     if larger is not None:
         twin = _planned(replace(reshard, shape=larger), options)
@@ -185,6 +194,12 @@ def _is_far_from_least(plan: Plan) -> bool:
     if prod(plan.shape) * plan.dtype.itemsize <= SMALL_BYTES or refine(before, after, plan.shape) is None:
         return False
     return (plan.seconds or 0.0) > NEAR * (plan.lower_bound_seconds or 0.0)
+
+
+def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
+    """Whether there are rings, and a plan is further from the least than by three steps half round a ring."""
+    hops_s = [level.size // 2 * level.latency_s for level in network.levels if level.link == "ring" and level.size > 2]
+    return bool(hops_s) and (plan.seconds or 0.0) > NEARLY * (plan.lower_bound_seconds or 0.0) + HANDED_ON * max(hops_s)
 
 
 def _moved_by_themselves(timed: Sequence[TimedRoute], reshard: Reshard, options: Options) -> list[Route]:
@@ -211,14 +226,14 @@ def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
             yield Plan(reshard, chains[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
 
 
-def _best_of(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Plan:
+def _best_of(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options, *, along: bool = False) -> Plan:
     """The plan of one of these routes, or of shares of them, that takes least."""
     if prices.least_seconds_of_parts() >= min(way.seconds for way in timed):
         return best_first(list(fastest(timed, prices, options)))[0]
     best = best_first([*fastest(timed, prices, options), *_in_parts(timed, prices, options)])[0]
     if best.parts == 1:
         best = overlapped(better_legs.with_better_legs(best))
-    return with_shares(best, timed)
+    return with_shares(best, timed, along=along)
 
 
 def _in_parts(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Iterator[Plan]:

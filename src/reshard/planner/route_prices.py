@@ -27,7 +27,7 @@ from typing import NamedTuple
 from reshard.errors import ReshardError
 from reshard.network import Network, Use, check_reach, uses_of
 from reshard.planner.policy import shrinks_between
-from reshard.planner.step_prices import StepPrices
+from reshard.planner.step_prices import AlongRing, StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -86,11 +86,22 @@ class RoutePrices:
             return way
 
     def timed_along(self, way: TimedRoute) -> list[TimedRoute]:
-        """The same where its steps go along rings, if any links carry less then."""
-        if not self.by_digits or way.route.steps is not None or not self.of_steps.has_rings:
+        """The same along rings, and where devices keep their first tiles besides, if links carry less then."""
+        if way.route.along or not self.by_digits or way.route.steps is not None:
             return []
-        along = self.timed(way.route._replace(along=True))
-        return [along] if along.busy != way.busy else []
+        routes = [way.route._replace(along=True, keeps=keeps) for keeps in (False, True)]
+        rings = map(self._rings, routes)
+        is_other = (
+            any(ring is not None and (ring.uses_kept or not keeps) for ring in each) for keeps, each in enumerate(rings)
+        )
+        return [self.timed(route) for route, is_taken in zip(routes, is_other, strict=True) if is_taken]
+
+    def _rings(self, route: Route) -> list[AlongRing | None]:
+        """Per step, along which ring it goes."""
+        states = [roles for point in self.points(route) if (roles := self.of_steps.roles_of(point)) is not None]
+        kept = states[0] if route.keeps else None
+        legs = ((before, after) for before, after in pairwise(states) if before.roles != after.roles)
+        return [self.of_steps.ring_of(*leg, route.near, kept) for leg in legs]
 
     def chain(self, route: Route) -> Chain:
         """The steps of a route.
@@ -99,12 +110,19 @@ class RoutePrices:
             ReshardError: as `Route.chain`.
         """
         steps = route.chain(self.reshard)
-        return tuple(map(self._along_ring, steps)) if route.along and self.by_digits else steps
+        if not route.along or not self.by_digits:
+            return steps
+        return tuple([self._along_ring(step, keeps=route.keeps) for step in steps])
 
-    def _along_ring(self, step: Step) -> Step:
-        before, after = self.of_steps.roles_of(step.before), self.of_steps.roles_of(step.after)
-        ring = None if before is None or after is None else self.of_steps.ring_of(before, after, step.near)
-        return step if ring is None else step_of(step.reshard, ring=ring)
+    def _along_ring(self, step: Step, *, keeps: bool) -> Step:
+        source = self.ends[0]
+        before, after, kept = map(self.of_steps.roles_of, (step.before, step.after, source))
+        if before is None or after is None:
+            return step
+        along = self.of_steps.ring_of(before, after, step.near, kept if keeps else None)
+        if along is None:
+            return step
+        return step_of(step.reshard, ring=along.ring, kept=source if along.uses_kept else None)
 
     def points(self, route: Route) -> tuple[Sharding, ...]:
         """What it passes, both ends too."""
@@ -165,10 +183,11 @@ class RoutePrices:
 
     def _legs(self, route: Route, parts: int = 1) -> list[tuple[int, Use]] | None:
         points = self.points(route)
-        return self.uses_between(points, route.near, parts, along=route.along) if route.steps is None else None
+        ways = {"along": route.along, "keeps": route.keeps}
+        return self.uses_between(points, route.near, parts, **ways) if route.steps is None else None
 
     def uses_between(
-        self, points: Sequence[Sharding], near: int = 0, parts: int = 1, *, along: bool = False
+        self, points: Sequence[Sharding], near: int = 0, parts: int = 1, *, along: bool = False, keeps: bool = False
     ) -> list[tuple[int, Use]] | None:
         """Per step from point to point, the elements of a tile then, and what one of so many parts of the tensor takes.
 
@@ -177,11 +196,12 @@ class RoutePrices:
         if not self.by_digits:
             return None
         states, uses = [self.of_steps.roles_of(point) for point in points], []
+        kept = states[0] if keeps else None
         for before, after in pairwise(states):
             if before is None or after is None:
                 return None
             if before.roles != after.roles:
-                use = self.of_steps.use(before, after, near, parts, along=along)
+                use = self.of_steps.use(before, after, near, parts, along=along, kept=kept)
                 if use is None:
                     return None
                 uses.append((after.elements, use))
@@ -238,7 +258,7 @@ def timed_routes(prices: RoutePrices, routes: Iterable[Route]) -> list[TimedRout
                 raise
             continue
         if shrinks_between(prices.reshard, way.between, prices.network):
-            timed += [way, *prices.timed_along(way)]
+            timed.append(way)
     return timed
 
 

@@ -19,15 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from math import prod
-from typing import NamedTuple
+from math import inf, prod
+from typing import Any, NamedTuple
 
 from reshard.digits import Digit, Digits, nest
 from reshard.exchange.by_digits import close_chains
 from reshard.exchange.ring import MOST_PLACES, RingRoles
 from reshard.layout import NOWHERE, Tie
 from reshard.mesh import Mesh
-from reshard.network import Network, Use, least_busy, unnamed, use_of_ring, use_of_pattern
+from reshard.network import Network, Use, least_busy, least_busy_along, unnamed, use_of_pattern, use_of_ring
 from reshard.network.patterns import Pattern, kind_of
 from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding
@@ -56,6 +56,21 @@ class Sending(NamedTuple):
     """What goes from one device to one other in one round; 0 where nothing is sent."""
 
 
+class AlongRing(NamedTuple):
+    """A step along a ring."""
+
+    ring: Digit
+    roles: RingRoles
+    unit_bytes: float
+    least_busy: tuple[float, ...]
+    """What `Use.busy` says of levels at the least."""
+
+    @property
+    def uses_kept(self) -> bool:
+        """Whether what devices kept is used."""
+        return bool(self.roles.kept)
+
+
 class StepPrices:
     """What steps between even shardings of one tensor take on a network."""
 
@@ -68,7 +83,7 @@ class StepPrices:
         self._roles: dict[Sharding, DigitRoles | None] = {}
         self._sendings: dict[tuple[tuple[Role, ...], tuple[Role, ...], int], Sending | None] = {}
         self._uses: dict[tuple[Sending, int], Use] = {}
-        self._rings_of: dict[tuple[tuple[Role, ...], tuple[Role, ...], int], Digit | None] = {}
+        self._rings_of: dict[tuple[Any, ...], AlongRing | None] = {}
 
     @classmethod
     @lru_cache(16)  # the legs of a plan are of the same tensor
@@ -100,10 +115,18 @@ class StepPrices:
         return DigitRoles(tuple(kept), cuts, prod(lengths))
 
     def use(
-        self, before: DigitRoles, after: DigitRoles, near: int = 0, parts: int = 1, *, along: bool = False
+        self,
+        before: DigitRoles,
+        after: DigitRoles,
+        near: int = 0,
+        parts: int = 1,
+        *,
+        along: bool = False,
+        kept: DigitRoles | None = None,
     ) -> Use | None:
         """What the step takes, of one of so many parts of the tensor; `near` is that of `Step`, `along` of `Route`.
 
+        What devices keep is used along rings alone.
         None where the cuts of both ends do not nest, or the stride does not with digits.
 
         Raises:
@@ -114,22 +137,28 @@ class StepPrices:
             return None
         if not sending.elements:
             return self.nothing
-        ring = self.ring_of(before, after, near) if along else None
-        return self._use_of(sending, parts) if ring is None else self._use_along(before, after, ring, parts)
+        ring = self.ring_of(before, after, near, kept) if along else None
+        return self._use_of(sending, parts) if ring is None else self._use_along(ring, parts)
 
-    def ring_of(self, before: DigitRoles, after: DigitRoles, near: int = 0) -> Digit | None:
+    def ring_of(
+        self, before: DigitRoles, after: DigitRoles, near: int = 0, kept: DigitRoles | None = None
+    ) -> AlongRing | None:
         """The ring along which all changes, if its links carry less from neighbour to neighbour; None without one."""
-        ends = (before.roles, after.roles, near)
+        ends = (before.roles, after.roles, near, None if kept is None else kept.roles)
         if ends not in self._rings_of:
-            self._rings_of[ends] = self._ring_anew(before, after, near)
+            self._rings_of[ends] = self._ring_anew(before, after, near, kept)
         return self._rings_of[ends]
 
-    def _ring_anew(self, before: DigitRoles, after: DigitRoles, near: int) -> Digit | None:
+    def _ring_anew(self, before: DigitRoles, after: DigitRoles, near: int, kept: DigitRoles | None) -> AlongRing | None:
+        plain = None if kept is None else self.ring_of(before, after, near)
         ring, sending = self._ring_of_change(before, after), self._sending(before, after, near)
         if ring is None or sending is None or not sending.elements:
             return None
-        direct, along = self._use_of(sending, 1), self._use_along(before, after, ring, 1)
-        return ring if along is not None and max(along.busy) < max(direct.busy) * (1 - SOONER) else None
+        along = self._along(before, after, ring, kept)
+        if along is None or along.roles.is_one_collective:
+            return plain
+        most = max(self._use_of(sending, 1).busy if plain is None else plain.least_busy)
+        return along if max(along.least_busy, default=inf) < most * (1 - SOONER) else plain
 
     @cached_property
     def _rings(self) -> list[Digit]:
@@ -147,15 +176,24 @@ class StepPrices:
         whole = (ring for ring in self._rings if all(digit.lies_in(ring) for digit in changed))
         return next(whole, None) if changed else None
 
-    def _use_along(self, before: DigitRoles, after: DigitRoles, ring: Digit, parts: int) -> Use | None:
-        columns = zip(self.digits, before.roles, after.roles, strict=True)
-        digits, *ends = zip(*(column for column in columns if column[0].lies_in(ring)), strict=True)
-        roles = RingRoles(Digits(Digit(stride // ring.stride, size) for stride, size in digits), *ends)
-        if roles.places > MOST_PLACES:
+    def _along(self, before: DigitRoles, after: DigitRoles, ring: Digit, kept: DigitRoles | None) -> AlongRing | None:
+        """What goes along a ring; None where units are too many, or what is kept is of no use."""
+        others = (after,) if kept is None else (after, kept)
+        nests = all(
+            self._do_nest(dim, before.cuts[dim], frozenset().union(*(other.cuts[dim] for other in others)))
+            for dim in range(len(self.shape))
+        )
+        roles = RingRoles.of(ring, self.digits, before.roles, after.roles, None if kept is None else kept.roles)
+        if not nests or roles.places > MOST_PLACES or (kept is not None and not roles.kept):
             return None
-        elements = after.elements * prod([digit.size for digit, role in zip(digits, roles.after, strict=True) if role is not None])
-        units = roles.places // roles.digits.size
-        return use_of_ring(ring, roles, elements / units * (self.itemsize / parts), self.network)
+        free = prod([size for role, size in roles.sizes.items() if role not in roles.after])
+        unit_bytes = after.elements * self.itemsize / free
+        least_busy = least_busy_along(ring, roles, unit_bytes, self.network)
+        return None if least_busy is None else AlongRing(ring, roles, unit_bytes, least_busy)
+
+    def _use_along(self, along: AlongRing, parts: int) -> Use:
+        use = use_of_ring(along.ring, along.roles, along.unit_bytes / parts, self.network)
+        return self.nothing if use is None else use
 
     def _use_of(self, sending: Sending, parts: int) -> Use:
         key = sending, parts
@@ -165,7 +203,7 @@ class StepPrices:
             self._uses[key] = self.nothing if use is None else use
         return self._uses[key]
 
-    def least_busy(self, before: DigitRoles, after: DigitRoles) -> tuple[float, ...] | None:
+    def least_busy(self, before: DigitRoles, after: DigitRoles, *, along: bool = False) -> tuple[float, ...] | None:
         """What `Use.busy` of the step says of levels at the least; None as `use`."""
         sending = self._sending(before, after)
         if sending is None:
@@ -173,9 +211,8 @@ class StepPrices:
         if not sending.elements:
             return self.nothing.busy[:-1]
         direct = least_busy(sending.pattern, self.meshes[0], float(sending.elements * self.itemsize), self.network)
-        ring = self._ring_of_change(before, after)
-        along = None if ring is None else self._use_along(before, after, ring, 1)
-        return direct if along is None else tuple(map(min, direct, along.busy))
+        ring = self.ring_of(before, after) if along else None
+        return direct if ring is None else ring.least_busy
 
     def least_seconds(self, before: DigitRoles, after: DigitRoles, starts: int) -> float:
         """What so many steps that send take together at the least, one after another.

@@ -46,6 +46,8 @@ class Route(NamedTuple):
     """The chain itself where no points say it; then nothing else is said."""
     along: bool = False
     """Whether steps go along rings, from neighbour to neighbour, where that loads these less."""
+    keeps: bool = False
+    """Whether devices keep their first tiles meanwhile, and nothing of these is sent to them along rings again."""
 
     def chain(self, reshard: Reshard) -> Chain:
         """Its steps.

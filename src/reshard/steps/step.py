@@ -148,8 +148,11 @@ class Step(ReshardWork):
     chunks: int = 1
     """In how many parts, along its longest dim, a piece goes one after the other."""
     ring: Digit | None = None
-    """The places along a ring of the network, as a digit of the position, along which neighbours hand on what others
-    lack; None where all goes straight from the senders that `near` says."""
+    """The places along a ring of the network, as a digit of the position, along which devices hand on to their
+    neighbours what others further on need; None for the senders that `near` says."""
+    kept: Sharding | None = None
+    """Of tiles that devices still have from before the step, as well as those of `before`: what a device holds there is
+    not sent to it along a ring, and may be sent from it."""
 
     def __post_init__(self) -> None:
         expect(self.reshard, Reshard, "what a step does")
@@ -157,6 +160,10 @@ class Step(ReshardWork):
             raise ReshardError("bad-argument", "near must be at least 0, chunks at least 1, and both below 2**62")
         if self.ring is not None:
             expect(self.ring, Digit, "the ring of a step")
+        if self.kept is not None:
+            expect(self.kept, Sharding, "what is kept in a step")
+            if self.ring is None:
+                raise ReshardError("bad-step", "what devices kept from before is used along a ring alone")
         if expect(self.kind, str, "the kind of a step", "bad-step") != UNNAMED and self.kind not in KINDS:
             raise ReshardError("bad-step", f"a step must be one of {', '.join(KINDS)}, got: {shown(self.kind)}")
         ends = self.reshard.tilings
@@ -191,7 +198,8 @@ class Step(ReshardWork):
 
     @cached_property
     def _exchanges(self) -> tuple[Exchange, ...]:
-        return combine_then_gather(*self.reshard.tilings, self.near, self.ring)
+        kept = None if self.kept is None else Tiling.of(self.kept, self.shape)
+        return combine_then_gather(*self.reshard.tilings, self.near, self.ring, kept)
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
@@ -291,13 +299,13 @@ class Step(ReshardWork):
 
 
 @lru_cache(CACHED)
-def step_of(reshard: Reshard, near: int = 0, ring: Digit | None = None) -> Step:
+def step_of(reshard: Reshard, near: int = 0, ring: Digit | None = None, kept: Sharding | None = None) -> Step:
     """The one step between these ends; kept, for chains that are compared have many steps in common.
 
     Raises:
         ReshardError: as `Step`.
     """
-    return Step(reshard, near=near, ring=ring)
+    return Step(reshard, near=near, ring=ring, kept=kept)
 
 
 def _kind_of(exchanges: tuple[Exchange, ...]) -> str:
