@@ -30,6 +30,7 @@ from reshard.box import Box
 from reshard.checks import checked_shape, expect
 from reshard.dtypes import dtype_named, identity
 from reshard.errors import ReshardError
+from reshard.exchange import RingExchange
 from reshard.notation import as_sharding
 from reshard.plans import Plan
 from reshard.steps import Move, Step
@@ -130,13 +131,13 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
         expect(received_bytes, dict, "received_bytes")
     _check_tiles(tiles, Tiling.of(plan.source, plan.shape), plan)
     counts = dict.fromkeys(plan.devices, 0)
-    current = {device: np.asarray(tiles[device]) for device in plan.source.mesh.device_array.tolist()}
+    first = current = {device: np.asarray(tiles[device]) for device in plan.source.mesh.device_array.tolist()}
     for stretch in plan.stretches:
         if stretch.parts > 1:
-            current = _in_parts(stretch, current, counts)
+            current = _in_parts(stretch, current, first, counts)
             continue
         for step in stretch.steps:
-            current = _moved(step, current, counts)
+            current = _moved(step, current, first, counts)
     if received_bytes is not None:
         received_bytes.update(counts)
     if plan.steps:
@@ -145,25 +146,31 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
     return {device: np.array(tile, order="C").reshape(target.tile(device).shape) for device, tile in current.items()}
 
 
-def _in_parts(plan: Plan, tiles: Tiles, counts: dict[int, int]) -> Tiles:
-    """The target tiles, one equal part of the tensor after the other."""
+def _in_parts(plan: Plan, tiles: Tiles, first: Tiles, counts: dict[int, int]) -> Tiles:
+    """The target tiles, one equal part of the tensor after the other; of those of the whole plan's source too."""
+
+    def cut(tiles: Tiles, number: int) -> Tiles:
+        return {device: plan.parting.cut(tile, plan.parts, number, np.concatenate) for device, tile in tiles.items()}
+
     moved: list[Tiles] = []
     for number, of_part in enumerate(plan.plans_of_parts):
-        part = {device: plan.parting.cut(tile, plan.parts, number, np.concatenate) for device, tile in tiles.items()}
+        part = cut(tiles, number)
+        kept = cut(first, number) if any(step.kept for step in of_part.steps) else part
         for step in of_part.steps:
-            part = _moved(step, part, counts)
+            part = _moved(step, part, kept, counts)
         moved.append(part)
     return {device: plan.parting.joined([part[device] for part in moved], np.concatenate) for device in moved[0]}
 
 
-def _moved(step: Step, tiles: Tiles, counts: dict[int, int]) -> Tiles:
+def _moved(step: Step, tiles: Tiles, kept: Tiles, counts: dict[int, int]) -> Tiles:
+    """The tiles after a step, from those before it and those of the plan's source, which devices keep."""
     lifted = len(step.transfers[0].exchange.target.shape) != len(step.shape)
     if lifted:
         tiles = {device: tile.reshape(1) for device, tile in tiles.items()}
     for move in step.transfers:
         devices = move.exchange.target.mesh.device_array.tolist()
-        if move.exchange.hops > 1:
-            tiles = _handed_on(move, tiles, counts)
+        if isinstance(move.exchange, RingExchange):
+            tiles = _handed_on(move, move.exchange, tiles, kept, counts)
         else:
             tiles = {device: _received(move, device, tiles, counts) for device in devices}
     return {device: tile.reshape(()) for device, tile in tiles.items()} if lifted else tiles
@@ -179,18 +186,20 @@ def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -
     return assembled(move, device, arriving, next(iter(sources.values())).dtype)
 
 
-def _handed_on(move: Move, sources: Tiles, counts: dict[int, int]) -> Tiles:
-    """All devices' tiles after a move in hops: what is handed on is what came in the hop before."""
-    exchange, dtype = move.exchange, next(iter(sources.values())).dtype
-    devices = exchange.target.mesh.device_array.tolist()
+def _handed_on(move: Move, exchange: RingExchange, sources: Tiles, kept: Tiles, counts: dict[int, int]) -> Tiles:
+    """All devices' tiles after a move along a ring: what is handed on is what came in the hop before."""
+    dtype, devices = next(iter(sources.values())).dtype, exchange.target.mesh.device_array.tolist()
     arrived: dict[tuple[int, Box, int], Array] = {}
     for piece in sorted(chain.from_iterable(map(exchange.taken, devices)), key=lambda piece: piece.round):
+        sender, box = piece.sender, piece.box
         if piece.round > 1:
-            part = arrived[piece.sender, piece.box, piece.round - 1]
+            part = arrived[sender, box, piece.round - 1]
+        elif exchange.kept is None or exchange.holds(sender, box):
+            part = sent_part(sources[sender], box, exchange.source, sender)
         else:
-            part = sent_part(sources[piece.sender], piece.box, exchange.source, piece.sender)
-        arrived[piece.receiver, piece.box, piece.round] = part
-        counts[piece.receiver] += part.nbytes if piece.sender != piece.receiver else 0
+            part = sent_part(kept[sender], box, exchange.kept, sender)
+        arrived[piece.receiver, box, piece.round] = part
+        counts[piece.receiver] += part.nbytes if sender != piece.receiver else 0
     tiles = {}
     for device in devices:
         parts = ((piece.box, arrived[device, piece.box, piece.round]) for piece in exchange.incoming(device))

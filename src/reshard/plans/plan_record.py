@@ -78,6 +78,7 @@ def _steps(steps: Sequence[Step], seconds: Sequence[float] | None) -> list[dict[
             "near": step.near,
             "chunks": step.chunks,
             "ring": None if step.ring is None else list(step.ring),
+            "kept": None if step.kept is None else str(step.kept),
         }
         for step in steps
     ]
@@ -147,6 +148,7 @@ def _steps_read(records: Sequence[dict[str, Any]], reshard: Reshard) -> tuple[St
             record.get("near", 0),
             record.get("chunks", 1),
             None if record.get("ring") is None else Digit(*(integer(part, "a ring") for part in record["ring"])),
+            None if record.get("kept") is None else parse_sharding(record["kept"]),
         )
         for record in records
     )
