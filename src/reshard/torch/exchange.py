@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ import torch
 
 from reshard.box import Box
 from reshard.dtypes import DType, combining
-from reshard.exchange import Piece
+from reshard.exchange import Piece, RingExchange
 from reshard.steps import Move
 from reshard.tile import Tile
 from reshard.torch.carriers import Carrier, JointCarrier, Parcel
@@ -95,6 +95,8 @@ class TilePart:
     """The number of elements."""
     passes: bool = False
     """Whether it comes only to be handed on, and has no place in the tile."""
+    is_kept: bool = False
+    """Whether it lies not in the tile before but in the plan's first one, which the rank keeps."""
 
     @classmethod
     def of(cls, box: Box, tile: Box | Tile) -> TilePart:
@@ -105,6 +107,10 @@ class TilePart:
     def passing(cls, box: Box) -> TilePart:
         """What only passes."""
         return cls(box, (), box.shape, box.size, passes=True)
+
+    def read(self, tile: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        """What stands there, in the tile before or the first one."""
+        return (kept if self.is_kept else tile)[self.index]
 
     def is_contiguous_in(self, shape: tuple[int, ...]) -> bool:
         """Whether it lies in one run of a contiguous tile: at most one dim is cut inside, none to its right."""
@@ -141,14 +147,14 @@ class Message(NamedTuple):
         """The contiguous memory that it travels from or into, in its place in a buffer or in the tile."""
         return as_carried(tile[self.parts[0].index] if self.start is None else place)
 
-    def pack(self, tile: torch.Tensor, buffer: torch.Tensor, watch: Watch) -> torch.Tensor:
-        """The same, with the parts of the tile in their places; what is read is told before."""
+    def pack(self, tile: torch.Tensor, kept: torch.Tensor, buffer: torch.Tensor, watch: Watch) -> torch.Tensor:
+        """The same, with the parts of both tiles in their places; what is read is told before."""
         if watch.before_read is not None:
             for part in self.parts:
                 watch.before_read(part.index)
         place = self.place_in(buffer)
         for begin, part in self.packed() if self.is_first else ():
-            _inside(place, begin, part).copy_(tile[part.index])
+            _inside(place, begin, part).copy_(part.read(tile, kept))
         return self.memory(tile, place)
 
 
@@ -209,6 +215,7 @@ class LocalExchange:
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
         watch: Watch = UNWATCHED,
+        kept: torch.Tensor | None = None,
     ) -> PostHop:
         """Pack the messages; what is given back posts them.
 
@@ -219,6 +226,7 @@ class LocalExchange:
             out: memory for the target tile, where given; of any strides, and where nothing is combined of any dtype.
             workspace: memory for both buffers, flat and of the tile's dtype, where given.
             watch: what is told of each piece.
+            kept: the rank's first tile in the plan, where it is read too.
         """
         if self.source_shape is not None and tile.shape != self.source_shape:  # a scalar, seen as a vector
             tile = tile.reshape(self.source_shape)
@@ -231,6 +239,7 @@ class LocalExchange:
             workspace = None
             received, receive_size = _received([_parts_of(hop.receives) for hop in hops], None)
             hops = [hop._replace(receives=messages) for hop, messages in zip(hops, received, strict=True)]
+        first = tile if kept is None else kept
         sends, sent, room = self.sends, None, None
         if workspace is not None:
             sent, room = workspace[: self.send_size], workspace[self.send_size :]
@@ -248,11 +257,11 @@ class LocalExchange:
             # Without a room each has its own, as the memory of large blocks is mapped and faulted in at every call.
             return tile.new_empty(message.size) if room is None else message.place_in(room)
 
-        outgoing: Iterable[Parcel] = (Parcel(message.pack(tile, sent, watch), message.peer) for message in sends)
+        outgoing: Iterable[Parcel] = (Parcel(message.pack(tile, first, sent, watch), message.peer) for message in sends)
         if watch.before_read is None:
             outgoing = list(outgoing)
         places = [[place_of(message) for message in hop.receives] for hop in hops]
-        return partial(_Running(self, tile, out, sent, hops, places, watch).post, 0, outgoing)
+        return partial(_Running(self, tile, first, out, sent, hops, places, watch).post, 0, outgoing)
 
 
 class _Running(NamedTuple):
@@ -260,6 +269,7 @@ class _Running(NamedTuple):
 
     exchange: LocalExchange
     tile: torch.Tensor
+    kept: torch.Tensor
     out: torch.Tensor
     sent: torch.Tensor
     """Where messages are packed."""
@@ -306,7 +316,7 @@ class _Running(NamedTuple):
         for target, source in self.exchange.copies:
             if watch.before_read is not None:
                 watch.before_read(source.index)
-            out[target.index].copy_(self.tile[source.index])
+            out[target.index].copy_(source.read(self.tile, self.kept))
             if watch.after_write is not None:
                 watch.after_write(out, target.index)
 
@@ -346,11 +356,16 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
     exchange = move.exchange
     source = exchange.source.tile(rank, once=True) if rank in exchange.source.mesh else None
     target = exchange.target.tile(rank, once=True) if rank in exchange.target.mesh else None
+    def source_part(box: Box, source: Box | Tile) -> TilePart:
+        if not isinstance(exchange, RingExchange) or exchange.kept is None or exchange.holds(rank, box):
+            return TilePart.of(box, source)
+        return replace(TilePart.of(box, exchange.kept.tile(rank)), is_kept=True)
+
     outgoing: dict[int, list[TilePart]] = {}
     leaving = exchange.by_hop(piece for piece in exchange.outgoing(rank) if piece.receiver != rank)
     if source is not None:
         for piece in leaving[0]:
-            outgoing.setdefault(piece.receiver, []).append(TilePart.of(piece.box, source))
+            outgoing.setdefault(piece.receiver, []).append(source_part(piece.box, source))
     incoming: list[dict[int, list[TilePart]]] = [{} for _ in range(exchange.hops)]
     copies: list[tuple[TilePart, TilePart]] = []
     if target is not None:
@@ -361,7 +376,7 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
                 if piece.sender != rank:
                     parts.setdefault(piece.sender, []).append(part)
                 elif source is not None:
-                    copies.append((part, TilePart.of(piece.box, source)))
+                    copies.append((part, source_part(piece.box, source)))
     source_shape, target_shape = (None if box is None else box.shape for box in (source, target))
     # Each rank begins with another peer: sends go upwards from the rank, receives downwards.
     sends, send_size = _messages(_from_rank(outgoing, rank), source_shape)
@@ -418,7 +433,12 @@ def _messages(
     starts: dict[tuple[Box, ...], int] = {}
     for peer, parts in parts_of.items():
         boxes, size = tuple(part.box for part in parts), sum(part.size for part in parts)
-        is_straight = shape is not None and len(parts) == 1 and not parts[0].passes and parts[0].is_contiguous_in(shape)
+        is_straight = (
+            shape is not None
+            and len(parts) == 1
+            and not (parts[0].passes or parts[0].is_kept)
+            and parts[0].is_contiguous_in(shape)
+        )
         is_first = is_straight or not shared or boxes not in starts
         if is_first and not is_straight:
             starts[boxes] = end

@@ -36,7 +36,9 @@ MOST = 100_000
 
 Corner = list[tuple[int, int]]
 """Where something lies in a tile, an interval per dim."""
-PeerParts = list[tuple[int, Corner | int | tuple[int, ...]]]
+Source = Corner | tuple[tuple[int, int], ...]
+"""Where something lies in the tile before; as a tuple in the first tile."""
+PeerParts = list[tuple[int, Source | int | tuple[int, ...]]]
 """Peers, with what goes to them or comes from them: a part of a tile; or what only passes, of which the shape is said
 where it comes, and where anything is handed on which of what came in the turn before it is."""
 
@@ -47,7 +49,7 @@ class Row(NamedTuple):
     before: tuple[int, ...]
     """The shape of its tile."""
     after: tuple[int, ...]
-    copies: list[tuple[Corner, Corner]]
+    copies: list[tuple[Corner, Source]]
     """To where, and from where."""
     turns: list[tuple[PeerParts, PeerParts]]
     """What it sends and what it receives, one turn after the other."""
@@ -74,6 +76,7 @@ import torch.distributed as dist
 # Ways from the old tiles to the new, each of exchanges: by rank the shape before and after, copies (to, from), turns
 # (sends, receives by peer); how what arrives in one place is combined; by what the sum is divided; what stands where
 # nothing arrives. A number is sent for what came so in the turn before; what is only handed on comes with its shape.
+# Where a list says a place in the tile before, a tuple says one in the first.
 WAYS = [
 '''
 
@@ -126,7 +129,7 @@ def together(runs):
 
 
 def moved(tile, exchanges):
-    rank = dist.get_rank()
+    rank, first = dist.get_rank(), tile
     for rows, combine, divisor, fill in exchanges:
         if rank not in rows:
             yield
@@ -136,11 +139,11 @@ def moved(tile, exchanges):
         out = tile.new_empty(after) if fill is None else tile.new_full(after, fill)
         written = []
         for to, source in copies:
-            at(out, to).copy_(at(tile, source))
+            at(out, to).copy_(read(tile, first, source))
             written.append(to)
         arrived = []
         for sends, receives in turns:
-            sent = [arrived[place] if isinstance(place, int) else packed(tile, place) for _, place in sends]
+            sent = [arrived[place] if isinstance(place, int) else packed(tile, first, place) for _, place in sends]
             arrived = [
                 out.new_empty(place if isinstance(place, tuple) else at(out, place).shape) for _, place in receives
             ]
@@ -167,8 +170,12 @@ def at(tile, place):
     return tile[tuple(slice(start, stop) for start, stop in place)]
 
 
-def packed(tile, place):
-    return at(tile, place).clone(memory_format=torch.contiguous_format)
+def read(tile, first, place):
+    return at(first if isinstance(place, tuple) else tile, place)
+
+
+def packed(tile, first, place):
+    return read(tile, first, place).clone(memory_format=torch.contiguous_format)
 
 
 def covers(done, place):
@@ -245,7 +252,7 @@ def _rows(move: Move, step: Step, *, is_limited: bool) -> dict[int, Row]:
         rows[rank] = Row(
             (0,) if exchange.source_shape is None else exchange.source_shape,
             (0,) if exchange.target_shape is None else exchange.target_shape,
-            [(_place(target), _place(source)) for target, source in exchange.copies],
+            [(_place(target), _source(source)) for target, source in exchange.copies],
             turns,
         )
     return rows
@@ -269,7 +276,12 @@ def _with_peers(messages: Iterable[Message]) -> list[tuple[int, TilePart]]:
 
 
 def _side(parts: list[tuple[int, TilePart]]) -> PeerParts:
-    return [(peer, part.shape if part.passes else _place(part)) for peer, part in parts]
+    return [(peer, part.shape if part.passes else _source(part)) for peer, part in parts]
+
+
+def _source(part: TilePart) -> Source:
+    """Where a part lies, in the tile before or the first one."""
+    return tuple(_place(part)) if part.is_kept else _place(part)
 
 
 def _place(part: TilePart) -> Corner:
