@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
-from itertools import product
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,9 +15,9 @@ import dealt
 import numpy as np
 import problems
 from mpi4py import MPI
+from ring_plans import plans_with_kept, ring_plans
 
 import reshard as rs
-from reshard.digits import Digit
 from reshard.dtypes import dtype_named, value_dtype
 from reshard.errors import ReshardError
 from reshard.mpi.local_moves import RankPlan
@@ -127,19 +126,16 @@ def parts() -> Iterator[str]:
         yield from agrees(plan, 0, counted=False)
 
 
-def ring_plans(mesh: rs.Mesh) -> Iterator[rs.Plan]:
-    """Plans of one step along a ring, as many as may be."""
-    shardings = list(problems.full_axis_shardings(mesh, 2))
-    for source, target, shape in product(shardings, shardings, ((9, 8), (12, 16))):
-        plan = rs.plan(source, target, shape, "int16")
-        with suppress(ReshardError):  # what is no digit of both
-            yield replace(plan, steps=(rs.Step(plan.reshard, ring=Digit(1, mesh.size)),))
-
-
 def rings() -> Iterator[str]:
     """What neighbours hand on, of shared tiles too and in parts, and into memory at hand."""
     taken = passing = 0
-    for plan in ring_plans(rs.Mesh.of(x=2, y=2)):
+    mesh = rs.Mesh.of(x=2, y=2)
+    for plan in chain(
+        ring_plans(mesh, (9, 8), "int16"),
+        ring_plans(mesh, (12, 16), "int16"),
+        plans_with_kept(mesh, (9, 8), "int16", 15),
+        plans_with_kept(mesh, (12, 16), "int16", 15),
+    ):
         taken += 1
         passing += bool(plan.steps[0].moves[0].exchange.passing(RANK))
         yield from agrees(plan, taken)

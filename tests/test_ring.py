@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 import oracle
 import pytest
+from ring_plans import plans_with_kept
 from simulated import simulated_seconds
 from time_bounds import pairs
 
@@ -185,6 +186,19 @@ def test_uneven_tensors_take_them_too(shape: tuple[int, int]) -> None:
             assert (tiles[device] == tile).all()
         assert (made.seconds or 0.0) >= (made.lower_bound_seconds or 0.0) * (1 - 1e-9)
     assert taken > 4
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of(a=2, b=2), Mesh.of(a=2, b=4)])
+def test_what_devices_kept_is_sent_too(mesh: Mesh) -> None:
+    for shape in ((9, 8), (16, 24)):
+        array = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape)
+        for whole in plans_with_kept(mesh, shape, "int32", 20):
+            received = dict[int, int]()
+            tiles = run(whole, oracle.tiles(array, whole.source), received_bytes=received)
+            for device, tile in oracle.tiles(array, whole.target).items():
+                assert (tiles[device] == tile).all()
+            assert received == {device: whole.received_bytes_on(device) for device in mesh.devices}
+            assert Plan.from_json(whole.to_json()) == whole
 
 
 def test_by_hand() -> None:

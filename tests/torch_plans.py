@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
@@ -148,6 +149,16 @@ def ring_plans(mesh: DeviceMesh, problems: list[Problem], ring: Digit) -> Iterat
             yield problem, replace(made, steps=(rs.Step(made.reshard, ring=ring),))
 
 
+def plans_with_kept(mesh: DeviceMesh, problems: list[Problem], ring: Digit) -> Iterator[tuple[Problem, rs.Plan]]:
+    """Plans of two steps, the second of which may send what ranks kept from the source."""
+    for before, problem in pairwise(problems):
+        made = plan_of(problem, mesh)
+        with suppress(rs.ReshardError):
+            middle = rs.torch.sharding_of(before.target, mesh, len(problem.shape))
+            along = rs.Step(replace(made.reshard, source=middle), ring=ring, kept=made.source)
+            yield problem, rs.Plan(made.reshard, (rs.Step(replace(made.reshard, target=middle)), along))
+
+
 def neighbours_hand_on(rank: int) -> list[str]:
     """Along a ring ranks receive what is planned; into memory at hand, in parts, and as code too."""
     return along_ring(rank, (2, 2), Digit(1, 4))
@@ -159,10 +170,13 @@ def neighbours_hand_on_among_eight(rank: int) -> list[str]:
 
 def along_ring(rank: int, sizes: tuple[int, ...], ring: Digit, count: int = 100) -> list[str]:
     mesh = init_device_mesh("cpu", sizes)
-    wrong, taken, passing, parted = [], 0, 0, 0
-    for problem, whole in ring_plans(mesh, drawn(count, 6, sizes), ring):
+    wrong, taken, passing, parted, kept = [], 0, 0, 0, 0
+    problems = drawn(count, 6, sizes)
+    for problem, whole in chain(ring_plans(mesh, problems, ring), plans_with_kept(mesh, problems, ring)):
         taken += 1
-        passing += bool(whole.steps[0].moves[0].exchange.passing(rank))
+        exchange = whole.steps[-1].moves[0].exchange
+        passing += bool(exchange.passing(rank))
+        kept += not all(exchange.holds(piece.sender, piece.box) for piece in exchange.outgoing(rank) if piece.round < 2)
         plans = [whole]
         with suppress(rs.ReshardError):  # what has no such parts
             plans.append(replace(whole, parts=3))
@@ -185,7 +199,8 @@ def along_ring(rank: int, sizes: tuple[int, ...], ring: Digit, count: int = 100)
                 exec(rs.torch.code_of(plan), module)
                 found = module["reshard"](x.to_local())
                 wrong.append(unless(same(found, wanted), f"{plan} as code: {found} for {wanted}"))
-    return [*wrong, unless(taken > 10 and parted > 2, f"only {taken}, {parted}"), unless(passing > 1, "nothing passes")]
+    fine = taken > 10 and parted > 2 and passing > 1 and kept > 0
+    return [*wrong, unless(fine, f"{taken} plans, {parted} in parts; {passing} pass, of {kept} what was kept is sent")]
 
 
 def plans_are_run_as_they_are(rank: int) -> list[str]:

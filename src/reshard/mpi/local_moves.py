@@ -28,7 +28,7 @@ from reshard.array_tiles import Array, assembled, part_of, sent_part
 from reshard.box import Box, is_one_run
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.exchange import Piece
+from reshard.exchange import Piece, RingExchange
 from reshard.mpi.participants import MOST_ROOM_BYTES, Participants
 from reshard.mpi.subarrays import memory_of, run_of, subarrays
 from reshard.plans import Plan
@@ -149,9 +149,12 @@ class LocalMove:
         shape = () if source is None else source.shape
         is_summed = exchange.source.layout.is_summed
         strips = [piece.box.size * dtype.itemsize for _, piece in sent if not is_one_run(piece.box.shape, shape)]
-        is_packed = keeps_rooms and max(strips, default=0) >= LEAST_PACKED_BYTES and sum(strips) <= MOST_ROOM_BYTES
+        is_worth_it = max(strips, default=0) >= LEAST_PACKED_BYTES and sum(strips) <= MOST_ROOM_BYTES
+        is_packed = not all(self._is_held(piece) for _, piece in sent) or (keeps_rooms and is_worth_it)
         self.sent_places = (
-            {} if source is None or is_summed else {piece: source.owned_place(piece.box) for _, piece in sent}
+            {}
+            if source is None or is_summed
+            else {piece: source.owned_place(piece.box) for _, piece in sent if self._is_held(piece)}
         )
         sends = MessageEnd.of(
             sent,
@@ -171,12 +174,19 @@ class LocalMove:
                 sends = MessageEnd.handed_on(leaving[number], self.hops[-1].receives, dtype.itemsize)
             self.hops.append(Hop(sends, receives, wanted))
 
+    def _is_held(self, piece: Piece) -> bool:
+        """Whether what is sent first, or stays, is in the tile before, and not in the first one of the plan alone."""
+        exchange = self.move.exchange
+        if not isinstance(exchange, RingExchange) or exchange.kept is None:
+            return True
+        return exchange.holds(piece.sender, piece.box)
+
     @cached_property
     def is_straight(self) -> bool:
         """Whether what arrives lies at one place of the tile, and stands there as it came."""
         target = self.target
         is_put_together = self.move.reduction is not None or self.move.fill is not None
-        if target is None or is_put_together or self.move.exchange.hops > 1:
+        if target is None or is_put_together or isinstance(self.move.exchange, RingExchange):
             return False
         return all(len(target.places(piece.box)) == 1 for piece in self.incoming)
 
@@ -227,21 +237,27 @@ class LocalMove:
         ]
 
     def run(
-        self, tile: Array | None, dtype: np.dtype[Any], out: Array | None = None, near: Mapping[int, Any] | None = None
+        self,
+        tile: Array | None,
+        dtype: np.dtype[Any],
+        out: Array | None = None,
+        near: Mapping[int, Any] | None = None,
+        kept: Array | None = None,
     ) -> Array | None:
         """The tile after the move.
 
         Args:
             tile: before it, contiguous; None on a rank that has none.
-            dtype: of both.
+            dtype: of all.
             out: memory for it.
             near: by device, the memory of tiles that this rank can read, whose ranks read its tile too; None where no
                 rank reads another's.
+            kept: the rank's first tile in the plan.
         """
-        if self.move.exchange.hops > 1:  # what is handed on is not in the tile of who hands it on
+        if isinstance(self.move.exchange, RingExchange):  # what is handed on is not in the tile of who hands it on
             near = None
         if not self.is_straight:
-            pieces = self._arriving(tile, dtype, near)
+            pieces = self._arriving(tile, kept, dtype, near)
             if self.target is not None:
                 return assembled(self.move, self.participants.device, pieces, dtype, out)
             for _ in pieces:  # nothing comes, but what is sent must go
@@ -249,7 +265,7 @@ class LocalMove:
             return None
         is_whole = out is not None and not self.move.exchange.target.layout.has_windows
         array = out if is_whole else assembled(self.move, self.participants.device, (), dtype, out)
-        requests = self._posted(self.hops[0], self._leaving(tile, dtype, near), array, near)
+        requests = self._posted(self.hops[0], self._leaving(tile, kept, dtype, near), array, near)
         if array is not None:
             for piece, place, of, part in self.copies_in_turn:
                 values = self._at_hand(piece.sender, tile, dtype, near)
@@ -259,10 +275,10 @@ class LocalMove:
         return array
 
     def _arriving(
-        self, tile: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any] | None
+        self, tile: Array | None, kept: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any] | None
     ) -> Iterator[tuple[Box, Array]]:
         """What comes into the tile, hop by hop; the next hop is under way while what came is put in its place."""
-        source, memory, room = self.move.exchange.source, self._leaving(tile, dtype, near), self._received_room(0)
+        memory, room = self._leaving(tile, kept, dtype, near), self._received_room(0)
         requests = self._posted(self.hops[0], memory, room, near)
         for number, hop in enumerate(self.hops):
             MPI.Request.Waitall(requests)
@@ -277,7 +293,7 @@ class LocalMove:
                     came = memory[start : start + piece.box.size * dtype.itemsize]
                     yield piece.box, came.view(dtype).reshape(piece.box.shape)
                 else:
-                    yield piece.box, sent_part(values, piece.box, source, piece.sender)
+                    yield piece.box, self._first_part(values, kept, piece)
 
     def _at_hand(
         self, device: int, tile: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any] | None
@@ -289,6 +305,13 @@ class LocalMove:
             return None
         held: Array = near[device].view(dtype).reshape(self.move.exchange.source.tile(device).shape)
         return held
+
+    def _first_part(self, tile: Any, kept: Any, piece: Piece) -> Array:
+        """What is sent first of a piece, or stays: of the tile before, or of the first one of the plan."""
+        exchange: Any = self.move.exchange
+        if self._is_held(piece):
+            return sent_part(tile, piece.box, exchange.source, piece.sender)
+        return sent_part(kept, piece.box, exchange.kept, piece.sender)
 
     def _sent(self, values: Any, piece: Piece, of: tuple[slice, ...] | None) -> Array:
         """What is sent of a piece, of a tile that lies at hand."""
@@ -302,17 +325,22 @@ class LocalMove:
     def _received_room(self, hop: int) -> Array:
         return self._room(f"received {hop % 2}", self.hops[hop].receives.room_bytes or 0)
 
-    def _leaving(self, tile: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any] | None) -> Array | None:
+    def _leaving(
+        self, tile: Array | None, kept: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any] | None
+    ) -> Array | None:
         """What is sent first: the tile, or a buffer, in which nothing is packed for those that read the tile."""
         sends = self.hops[0].sends
         if sends.room_bytes is None:
             return tile
         room = self._room("sent", sends.room_bytes)
-        for piece, start in sends.starts.items() if tile is not None else ():
+        if tile is None:
+            return room
+        for piece, start in sends.starts.items():
             if near is not None and piece.receiver in near:
                 continue
             place = room[start : start + piece.box.size * dtype.itemsize].view(dtype).reshape(piece.box.shape)
-            place[...] = self._sent(tile, piece, self.sent_places.get(piece))
+            of = self.sent_places.get(piece)
+            place[...] = self._first_part(tile, kept, piece) if of is None else part_of(tile, of)
         return room
 
     def _posted(
@@ -393,16 +421,22 @@ class RankPlan:
             )
 
     def run(
-        self, tile: Array | None, dtype: np.dtype[Any], out: Array | None = None, near: Mapping[int, Any] | None = None
+        self,
+        tile: Array | None,
+        dtype: np.dtype[Any],
+        out: Array | None = None,
+        near: Mapping[int, Any] | None = None,
+        kept: Array | None = None,
     ) -> Array | None:
         """The tile of the target, in fresh memory or in `out`; see `LocalMove.run`."""
+        kept = tile if kept is None else kept
         for number, stretch in enumerate(self.of_stretches, 1):
             is_last = number == len(self.of_stretches)
-            tile = stretch.run(tile, dtype, out if is_last else None, near if number == 1 else None)
+            tile = stretch.run(tile, dtype, out if is_last else None, near if number == 1 else None, kept)
         if self.of_stretches:
             return tile
         if self.of_parts:
-            return self._in_parts(tile, dtype, out)
+            return self._in_parts(tile, kept, dtype, out)
         for number, move in enumerate(self.moves):
             target = move.target
             if tile is not None and number == 0 and move.move.exchange.source.shape != self.plan.shape:
@@ -413,7 +447,7 @@ class RankPlan:
                 memory = self.participants.room(f"tile {number % 2}", nbytes).view(dtype).reshape(target.shape)
             elif target is not None and out is not None and number + 1 == len(self.moves):
                 memory = out.reshape(target.shape)
-            tile = move.run(tile, dtype, memory, near if number == 0 else None)
+            tile = move.run(tile, dtype, memory, near if number == 0 else None, kept)
         if self.target_shape is None:
             return None
         if out is not None:
@@ -423,12 +457,17 @@ class RankPlan:
         copied = tile if self.moves else np.array(tile, order="C")
         return np.reshape(copied, self.target_shape)  # type: ignore[arg-type]
 
-    def _in_parts(self, tile: Array | None, dtype: np.dtype[Any], out: Array | None) -> Array | None:
+    def _in_parts(
+        self, tile: Array | None, kept: Array | None, dtype: np.dtype[Any], out: Array | None
+    ) -> Array | None:
         """The tile, one equal part of the tensor after the other."""
         parting, count, moved = self.plan.parting, self.plan.parts, []
         for number, of_part in enumerate(self.of_parts):
-            part = None if tile is None else np.ascontiguousarray(parting.cut(tile, count, number, np.concatenate))
-            moved.append(of_part.run(part, dtype))
+            part, first = (
+                None if whole is None else np.ascontiguousarray(parting.cut(whole, count, number, np.concatenate))
+                for whole in (tile, kept if any(step.kept for step in of_part.plan.steps) else None)
+            )
+            moved.append(of_part.run(part, dtype, kept=first))
         if self.target_shape is None:
             return None
         joined: Array = parting.joined(moved, np.concatenate)
