@@ -147,7 +147,7 @@ def rings() -> Iterator[str]:
             expected = rs.numpy.run(plan, tiles)[RANK]
             out = np.zeros_like(expected)
             rs.mpi.run(plan, tiles[RANK], out=out)
-            yield from unless(same_bits(out, expected), f"{plan} into memory: {out}")
+            yield from unless(same_bits(out, expected), f"{plan!r} into memory: {out}")
     yield from unless(taken > 20 and passing > 1, f"{taken} moves, of which {passing} pass")
 
 

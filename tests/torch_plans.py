@@ -188,17 +188,17 @@ def along_ring(rank: int, sizes: tuple[int, ...], ring: Digit, count: int = 100)
             rs.torch.run(plan, x)  # which compares what ranks do
             with counted_traffic() as traffic:
                 y = rs.torch.run(plan, x, check="never")
-            wrong.append(unless(same(y.to_local(), wanted), f"{plan}: {y.to_local()} for {wanted}"))
+            wrong.append(unless(same(y.to_local(), wanted), f"{plan!r}: {y.to_local()} for {wanted}"))
             received = plan.received_bytes_on(rank)
-            wrong.append(unless(traffic.received == received, f"{plan}: {traffic.received} bytes for {received}"))
+            wrong.append(unless(traffic.received == received, f"{plan!r}: {traffic.received} bytes for {received}"))
             for out in (torch.empty_like(wanted), strided):
                 rs.torch.run(plan, x, out=out)
-                wrong.append(unless(same(out, wanted), f"{plan} into memory: {out}"))
+                wrong.append(unless(same(out, wanted), f"{plan!r} into memory: {out}"))
             if taken % 8 == 0:
                 module: dict[str, Any] = {}
                 exec(rs.torch.code_of(plan), module)
                 found = module["reshard"](x.to_local())
-                wrong.append(unless(same(found, wanted), f"{plan} as code: {found} for {wanted}"))
+                wrong.append(unless(same(found, wanted), f"{plan!r} as code: {found} for {wanted}"))
     fine = taken > 10 and parted > 2 and passing > 1 and kept > 0
     return [*wrong, unless(fine, f"{taken} plans, {parted} in parts; {passing} pass, of {kept} what was kept is sent")]
 
@@ -314,17 +314,17 @@ def parts_overlap(rank: int) -> list[str]:
         wanted = cut(whole, spans((16, 24), (2, 2), after, place))
         x = source.detach().requires_grad_()
         y = rs.torch.run(plan, x)
-        wrong.append(unless(plan.source.mesh.size == here.size and same(y.to_local().detach(), wanted), f"{plan}: {y}"))
+        wrong.append(unless(plan.source.mesh.size == here.size and same(y.to_local().detach(), wanted), f"{plan!r}: {y}"))
         y.sum().backward()
         fine = x.grad is not None and same(x.grad.to_local(), torch.ones_like(x.to_local()).detach())
         wrong.append(unless(fine, f"{plan}: gradient {x.grad}"))
         names: dict[str, Any] = {}
         exec(plan.to_code("torch"), names)
         code = names["reshard"](source.to_local())
-        wrong.append(unless(same(code, wanted), f"{plan} as code: {code}"))
+        wrong.append(unless(same(code, wanted), f"{plan!r} as code: {code}"))
         out = torch.empty(wanted.shape, dtype=wanted.dtype)
         rs.torch.run(plan, source, out=out)
-        wrong.append(unless(same(out, wanted), f"{plan} into memory: {out}"))
+        wrong.append(unless(same(out, wanted), f"{plan!r} into memory: {out}"))
         wrong.append(unless(plan.parts > 1 or after == [S0, R], f"{plan} is not in parts"))
     rings = rs.network.Level(1, 2, "ring", 1, 0), rs.network.Level(2, 2, "ring", 1, 0)
     partial = DTensor.from_local(whole + rank, mesh, [Partial(), Partial()], run_check=False)
@@ -342,7 +342,7 @@ def parts_overlap(rank: int) -> list[str]:
         wrong.append(unless(same(rs.torch.run(plan, source).to_local(), wanted), f"{plan}: another tile"))
         names = {}
         exec(plan.to_code("torch"), names)
-        wrong.append(unless(same(names["reshard"](source.to_local()), wanted), f"{plan} as code: another tile"))
+        wrong.append(unless(same(names["reshard"](source.to_local()), wanted), f"{plan!r} as code: another tile"))
     for before, after in (([S0, R], [S1, R]), ([R, S1], [R, R])):
         source = distribute_tensor(whole, mesh, before)
         ends = (rs.torch.sharding_of(side, mesh, 2) for side in (before, after))
@@ -353,5 +353,5 @@ def parts_overlap(rank: int) -> list[str]:
         names = {}
         exec(plan.to_code("torch"), names)
         code = names["reshard"](source.to_local())
-        wrong.append(unless(same(code, wanted) and len(names["WAYS"]) > 1, f"{plan} as code: {code}"))
+        wrong.append(unless(same(code, wanted) and len(names["WAYS"]) > 1, f"{plan!r} as code: {code}"))
     return wrong
