@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -12,6 +13,7 @@ import numpy as np
 import oracle
 import pytest
 from problems import Problem, draw_problem, draw_reduction
+from time_bounds import pairs
 
 jax = pytest.importorskip("jax")
 
@@ -23,7 +25,8 @@ from reshard.digits import Digit, Digits  # noqa: E402
 from reshard.jax.exchange import lowering, rounds  # noqa: E402
 from reshard.jax.exchange.lowering import groups_of, run_on_device  # noqa: E402
 from reshard.network.pricing import meetings  # noqa: E402
-from reshard.plans import Plan  # noqa: E402
+from reshard.plans import Options, Plan  # noqa: E402
+from reshard.problem import Reshard  # noqa: E402
 from reshard.steps import Step  # noqa: E402
 
 pytestmark = pytest.mark.engine
@@ -95,6 +98,78 @@ def test_uneven_tiles_go_in_parts() -> None:
         assert len(plan.stretches) >= stretches
         assert_runs(plan)
     assert len(plan.shares) > 1
+
+
+RINGS = [
+    (rs.Mesh.of(a=2, b=2, c=2), Digit(1, 8)),
+    (rs.Mesh.of(o=2, a=3), Digit(1, 6)),
+    (rs.Mesh.of(a=2, b=2, c=2), Digit(1, 4)),
+    (rs.Mesh.of(a=2, b=4), Digit(1, 4)),
+    (rs.Mesh.of(a=2, b=2, c=2), Digit(2, 4)),
+]
+"""Meshes of which a ring holds all axes, some, or parts of them."""
+
+
+@pytest.mark.parametrize("seed", SEEDS[:8])
+@pytest.mark.parametrize(("mesh", "ring"), RINGS)
+def test_neighbours_along_a_ring_hand_on_what_the_plan_says(mesh: rs.Mesh, ring: Digit, seed: int) -> None:
+    """Drawn pairs, of even and uneven tensors, whole and within a memory limit: tiles and bytes, device by device."""
+    rng = Random(f"{mesh} {ring} {seed}")
+    shapes = [(48, 48), (47, 30), (5, 96), (24, 12)]
+    for source, target in rng.sample(drawn := pairs(mesh, 10**6), len(drawn)):
+        shape, dtype = rng.choice(shapes), rng.choice(["float32", "int8", "bfloat16", "bool", "complex64"])
+        with suppress(rs.ReshardError):  # what changes elsewhere too
+            step = Step(Reshard.of(source, target, shape, dtype), ring=ring)
+            if step.moves[0].exchange.hops > 1:
+                break
+    array = np.random.default_rng(seed).integers(0, 99, shape).astype(jax.numpy.dtype(dtype))
+    tiles, expected = oracle.tiles(array, source), oracle.tiles(array, target)
+    plan = Plan(step.reshard, (step,), Options())
+    limited = replace(plan, steps=(replace(step, chunks=rng.choice([1, 2, 5])),), options=Options(memory_limit=1 << 30))
+    for given in (plan, limited):
+        arrived = run(given, tiles)
+        for device, tile in expected.items():
+            np.testing.assert_array_equal(arrived[device], tile, err_msg=f"{device} {given}")
+    stacked = jax.ShapeDtypeStruct((mesh.size, *source.local_shape(shape)), array.dtype)
+    sent = collectives(program_of(plan).lower(stacked).compile().as_text(), mesh.size)
+    assert received_bytes(sent, mesh.size) == step.all_received_bytes().tolist()
+    assert len(sent) <= sum(one.hop > 0 for one in rounds_in(plan))
+
+
+@pytest.mark.parametrize("shape", [(48, 48), (47, 30)])
+@pytest.mark.parametrize(("mesh", "ring"), RINGS[:3])
+def test_devices_send_along_a_ring_what_they_kept_from_before(
+    mesh: rs.Mesh, ring: Digit, shape: tuple[int, ...]
+) -> None:
+    """Of drawn plans of two steps the second cuts boxes out of the first tiles, of which nothing comes once more."""
+    rng, drawn = Random(f"{mesh} {ring} {shape}"), pairs(mesh, 10**6)
+    while True:
+        kept, (middle, target) = rng.choice(drawn)[0], rng.choice(drawn)
+        with suppress(rs.ReshardError):  # what changes elsewhere too
+            last = Step(Reshard.of(middle, target, shape, "int32"), ring=ring, kept=kept)
+            exchange = last.moves[0].exchange
+            sent = [piece for device in range(mesh.size) for piece in exchange.outgoing(device) if piece.round < 2]
+            if not all(exchange.holds(piece.sender, piece.box) for piece in sent):
+                break
+    first = Step(replace(last.reshard, source=kept, target=middle))
+    array = np.arange(prod(shape), dtype=np.int32).reshape(shape)
+    for chunks, limit in ((1, None), (2, 1 << 30)):
+        steps = first, replace(last, chunks=chunks)
+        arrived = run(
+            Plan(replace(last.reshard, source=kept), steps, Options(memory_limit=limit)), oracle.tiles(array, kept)
+        )
+        for device, tile in oracle.tiles(array, target).items():
+            np.testing.assert_array_equal(arrived[device], tile)
+
+
+def test_all_that_goes_one_way_in_a_hop_is_sent_as_one() -> None:
+    """On a ring of 8 cut by its outermost axis, who lacks boxes of two kinds of devices takes them in one row."""
+    mesh = rs.Mesh.of(a=4, b=2)
+    reshard = Reshard.of(rs.Sharding.of(mesh, None, ("b", "a")), rs.Sharding.of(mesh, None, "b"), (48, 48), "f32")
+    step = Step(reshard, ring=Digit(1, 8))
+    plan = Plan(reshard, (step,), Options())
+    text = program_of(plan).lower(jax.ShapeDtypeStruct((8, 48, 6), np.float32)).compile().as_text()
+    assert len(collectives(text, 8)) <= 2 * step.moves[0].exchange.hops
 
 
 def test_partial_values_are_combined_inside_hosts_first() -> None:

@@ -14,12 +14,16 @@ jax = pytest.importorskip("jax")
 
 from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
-from jax_hlo import collectives  # noqa: E402
+from jax_hlo import collectives, received_bytes  # noqa: E402
 from oracle import tiles as tiles_of  # noqa: E402
 
 import reshard as rs  # noqa: E402
 from reshard.digits import Digit  # noqa: E402
 from reshard.jax import code_of, named_sharding_of, run  # noqa: E402
+from reshard.planner.memory_limit import within_limit  # noqa: E402
+from reshard.plans import Options  # noqa: E402
+from reshard.problem import Reshard  # noqa: E402
+from reshard.steps import Share, Step  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -68,25 +72,73 @@ def assert_holds(result: Any, target: rs.Sharding, array: Any = ARRAY) -> None:
         np.testing.assert_array_equal(np.asarray(shard.data), wanted[places[shard.device]])
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ((("b",), None), (("b", "a"), None)),
-        ((None, ("a", "c")), ("c", "b")),
-        (("a", None), ("b", None)),
-        ((None, "c"), (None, None)),
-    ],
-)
-def test_the_nearest_along_a_ring_sends(before: Any, after: Any) -> None:
-    ends = sharding(CUBE, *before), sharding(CUBE, *after)
-    made = rs.plan(*ends, SHAPE, "float32")
-    steps = (replace(made.steps[-1], reshard=made.reshard, kind="", near=0, ring=Digit(1, 8)),)
-    array = ARRAY.astype(np.float32)
-    for result in (
-        run(replace(made, steps=steps), array),
-        jax.jit(lambda x: run(replace(made, steps=steps), x))(array),
-    ):
-        assert_holds(result, ends[1], array)
+def along_a_ring(before: Any, after: Any, limit: int | None = None) -> rs.Plan:
+    """A plan of one step, in which pieces are handed on along a ring of 8."""
+    reshard = Reshard.of(sharding(CUBE, *before), sharding(CUBE, *after), SHAPE, "float32")
+    step = Step(reshard, ring=Digit(1, 8), chunks=1 if limit is None else 2)
+    return rs.Plan(reshard, (step,), Options(memory_limit=limit))
+
+
+AROUND_8 = rs.Network((rs.network.Level(1, 8, "ring", 1, 0),))
+AROUND = {
+    "in another order": ((("a", "b"), None), (("b", "a"), None)),
+    "through devices that lack none of it": ((("b", "c"), "a"), (("a", "c"), None)),
+    "moved": ((None, ("a", "c")), ("c", "b")),
+    "changed places": (("a", None), ("b", None)),
+    "gathered": ((None, "c"), (None, None)),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_pieces_are_handed_on_along_a_ring(name: str) -> None:
+    plan, array = along_a_ring(*AROUND[name]), ARRAY.astype(np.float32)
+    limited, namespace = along_a_ring(*AROUND[name], 1 << 30), dict[str, Any]()
+    for given in (plan, limited):
+        assert_holds(run(given, array), plan.target, array)
+        assert_holds(jax.jit(lambda x, given=given: run(given, x))(array), plan.target, array)
+    x = jax.device_put(array, named_sharding_of(plan.source, EXPLICIT[CUBE]))
+    sent = collectives(jax.jit(lambda x: run(plan, x)).lower(x).compile().as_text(), 8)
+    assert {one.kind for one in sent} == {"collective-permute"}
+    assert received_bytes(sent, 8) == plan.steps[0].all_received_bytes().tolist()
+    exec(plan.to_code("jax"), namespace)
+    assert_holds(jax.jit(lambda x: namespace["reshard"](x, EXPLICIT[CUBE]))(x), plan.target, array)
+
+
+def test_the_gradient_and_a_batch_of_what_is_handed_on() -> None:
+    plan, array = along_a_ring(*AROUND["moved"]), ARRAY.astype(np.float32)
+    np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: (run(plan, x) ** 2).sum()))(array), 2 * array)
+    many = np.stack([array, array + 1])
+    np.testing.assert_array_equal(jax.jit(jax.vmap(lambda x: run(plan, x)))(many), many)
+
+
+def test_what_is_handed_on_in_parts_and_in_shares() -> None:
+    """Parts of which some go along the ring, and others straight to their receivers."""
+    plan, array = along_a_ring(*AROUND["moved"]), ARRAY.astype(np.float32)
+    direct = Share((Step(plan.reshard),), 1)
+    x = jax.device_put(array, named_sharding_of(plan.source, EXPLICIT[CUBE]))
+    for beside in ((), (direct,)):
+        in_parts = replace(plan, options=Options(network=AROUND_8), parts=3, beside=beside)
+        assert_holds(jax.jit(lambda x, plan=in_parts: run(plan, x))(x), plan.target, array)
+
+
+def test_planned_along_a_ring() -> None:
+    """By `reshard`, where the buffers may be given up, too."""
+    ends = sharding(CUBE, None, ("a", "b", "c")), sharding(CUBE, "c", None)
+    plan, array = rs.plan(*ends, SHAPE, "float32", network=AROUND_8), ARRAY.astype(np.float32)
+    assert any(step.ring for step in plan.steps)
+    x = jax.device_put(array, named_sharding_of(ends[0], EXPLICIT[CUBE]))
+    assert_holds(jax.jit(lambda x: run(plan, x))(x), ends[1], array)
+    target = named_sharding_of(ends[1], EXPLICIT[CUBE])
+    assert_holds(rs.jax.reshard(x, target, network=AROUND_8, donate=True), ends[1], array)
+
+
+def test_nothing_is_handed_on_between_two_meshes() -> None:
+    ring = along_a_ring(*AROUND["changed places"])
+    other = replace(ring.target, mesh=rs.Mesh.of(a=2, b=2, c=2, device_ids=(7, 6, 5, 4, 3, 2, 1, 0)))
+    last = Step(replace(ring.reshard, source=ring.target, target=other))
+    plan = rs.Plan(replace(ring.reshard, target=other), (*ring.steps, last), Options())
+    with pytest.raises(rs.ReshardError, match="handed on inside one program"):
+        run(plan, ARRAY.astype(np.float32))
 
 
 @pytest.mark.parametrize("name", ENDS)
@@ -311,6 +363,19 @@ def test_the_peak_is_no_more_than_is_stated(seed: int) -> None:
         looked_up = 68 if [step.kind for step in plan.steps] == ["Slice"] else 0
         assert peak <= plan.peak_bytes + looked_up, (plan, peak)
         assert plan.peak_bytes <= plan.options.memory_limit
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_the_peak_along_a_ring(name: str) -> None:
+    """What is handed on is in the buffers of a chunk."""
+    before, after = (sharding(CUBE, *dims) for dims in AROUND[name])
+    step = Step(Reshard.of(before, after, (192, 960), "float32"), ring=Digit(1, 8))
+    free, least = step.peak_bytes, step.peak_bytes_in(step.most_chunks)
+    plan = within_limit(rs.Plan(step.reshard, (step,), Options(memory_limit=(free + least) // 2)))
+    x = jax.ShapeDtypeStruct(plan.shape, np.float32, sharding=named_sharding_of(before))
+    told = jax.jit(lambda x: run(plan, x)).lower(x).compile().memory_analysis()
+    peak = told.argument_size_in_bytes + told.output_size_in_bytes + told.temp_size_in_bytes
+    assert peak - told.alias_size_in_bytes <= plan.peak_bytes <= plan.options.memory_limit < free
 
 
 def test_chunks_are_what_keeps_the_peak() -> None:

@@ -286,7 +286,9 @@ CALLS: dict[str, Call] = {
     "dynamic_slice": lambda x, p: f"lax.dynamic_slice({x[0]}, ({', '.join(x[1:])},), {p['slice_sizes']})",
     "dynamic_update_slice": lambda x, _: f"lax.dynamic_update_slice({x[0]}, {x[1]}, ({', '.join(x[2:])},))",
     "iota": lambda _, p: f"lax.broadcasted_iota({_dtype(p['dtype'])}, {p['shape']}, {p['dimension']})",
-    "optimization_barrier": lambda x, _: f"lax.optimization_barrier(({', '.join(x)},))",
+    "optimization_barrier": lambda x, _: (
+        f"lax.optimization_barrier({x[0] if len(x) == 1 else '(' + ', '.join(x) + ')'})"
+    ),
     "pmax": lambda x, p: f"lax.pmax({x[0]}, {p['axes']!r}, axis_index_groups={_groups(p)})",
     "pmin": lambda x, p: f"lax.pmin({x[0]}, {p['axes']!r}, axis_index_groups={_groups(p)})",
     "ppermute": lambda x, p: f"lax.ppermute({x[0]}, {p['axis_name']!r}, {list(p['perm'])})",

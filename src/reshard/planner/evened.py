@@ -25,10 +25,10 @@ from __future__ import annotations
 from itertools import pairwise
 from math import lcm, prod
 
-from reshard.digits import Digit
 from reshard.errors import ReshardError
 from reshard.plans.ended_inside import ended_inside
 from reshard.problem import Reshard
+from reshard.sharding import Sharding
 from reshard.steps import Chain, Step, chain_through, step_of
 
 MOST = 1.1
@@ -60,14 +60,19 @@ def chain_ended_inside(reshard: Reshard, larger: tuple[int, ...], steps: Chain) 
     points = steps[0].before, *(step.after for step in steps)
     middles = [ended_inside(point, larger, reshard.shape) for point in points]
     chain = chain_through(reshard, *middles, near=(0, *(step.near for step in steps), 0))
-    rings = {ends: step.ring for ends, step in zip(pairwise(middles), steps, strict=True)}
-    return tuple([_along_ring(step, rings.get((step.before, step.after))) for step in chain])
+    whole = dict(zip(pairwise(middles), steps, strict=True))
+    return tuple([_along_ring(step, whole.get((step.before, step.after)), reshard.source, middles[0]) for step in chain])
 
 
-def _along_ring(step: Step, ring: Digit | None) -> Step:
-    """The step, along a ring if there is one; as it is where no digits say it."""
+def _along_ring(step: Step, whole: Step | None, source: Sharding, first: Sharding) -> Step:
+    """The step along the ring of that of the larger tensor, if it has one; as it is where no digits say it.
+
+    Tiles of the source are kept where they are what the larger tensor's are.
+    """
+    if whole is None or whole.ring is None:
+        return step
     try:
-        return step if ring is None else step_of(step.reshard, ring=ring)
+        return step_of(step.reshard, ring=whole.ring, kept=source if whole.kept and source == first else None)
     except ReshardError:
         return step
 

@@ -131,6 +131,10 @@ class Plan(ReshardWork):
         for number, step in enumerate(steps):
             if (step.shape, step.dtype) != (self.shape, self.dtype):
                 raise ReshardError("broken-chain", f"step {number + 1} is for another shape or dtype than the plan")
+            if step.kept not in (None, self.source):
+                raise ReshardError(
+                    "broken-chain", f"step {number + 1} uses tiles of {step.kept}, which are not the plan's source"
+                )
             if step.before != reached:
                 raise ReshardError(
                     "broken-chain",
@@ -213,7 +217,12 @@ class Plan(ReshardWork):
             return parting.of_part(sharding, self.shape, shape, self.parts)
 
         steps = tuple(
-            replace(step, reshard=Reshard(end(step.before), end(step.after), shape, self.dtype), kind="")
+            replace(
+                step,
+                reshard=Reshard(end(step.before), end(step.after), shape, self.dtype),
+                kind="",
+                kept=None if step.kept is None else end(step.kept),
+            )
             for step in self.shares[share].steps
         )
         return Plan(Reshard(end(self.source), end(self.target), shape, self.dtype), steps)

@@ -5,7 +5,8 @@ traced.py       arrays of programs: on which mesh, from where, to where
 whole_plans.py  `run`: a plan that was made before
 primitive.py    the reshard as a linear operation: derivatives, batches, asking XLA for the source
 lowering.py     a plan as what one device does: collectives of groups
-rounds.py       any other exchange: rounds of permutations
+permutations.py  any other exchange: which boxes go in which round
+rounds.py       rounds of permutations: cut, sent, put
 chunked.py      any exchange under a memory limit: loops of chunks
 joint.py        the collectives of several plans at once, which go as one where they are alike
 across.py       to other devices, and other orders of devices
@@ -22,7 +23,7 @@ Where x=2, y=3 change places no device keeps its own part of the axes, and there
 >>> from reshard.mesh import Mesh
 >>> from reshard.planner import plan
 >>> from reshard.sharding import Sharding
->>> from reshard.jax.exchange.rounds import rounds_of
+>>> from reshard.jax.exchange.permutations import rounds_of
 >>> line, grid = Mesh.of(y=4), Mesh.of(x=2, y=3)
 >>> [step.kind for step in plan(Sharding.of(line, "y", None), Sharding.of(line, None, "y"), (8, 8), "f32").steps]
 ['AllToAll']

@@ -47,7 +47,8 @@ from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange
 from reshard.jax.exchange.lowering import run_on_device
-from reshard.jax.exchange.rounds import Device, Starts, starts_from
+from reshard.jax.exchange.permutations import Starts
+from reshard.jax.exchange.rounds import Device, starts_from
 from reshard.jax.exchange.stacked import StackedProgram, run_stacked, stacked_program
 from reshard.jax.jax_shardings import sharding_of
 from reshard.mesh import Mesh

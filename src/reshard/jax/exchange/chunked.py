@@ -4,6 +4,7 @@ In a program that is one operation after the other a compiler may make room for 
 of a loop has one buffer for what is sent and one for what arrives.
 All rounds of one shape are one loop, its turns the chunks of each: in a turn a device cuts a chunk out of its source
 tile, sends it, and puts what arrives into the tile that the loop hands on.
+Along a ring a turn is a chunk's whole way: what arrived is sent on, hop by hop.
 A plan counts one buffer of a chunk beside the tiles; so a piece is cut finer here than the plan says, until both
 buffers, or four where what arrives is combined with what is there, fit into that one.
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, product
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -31,7 +32,8 @@ from jax import lax
 
 from reshard.dtypes import identity
 from reshard.jax.exchange.joint import run_alone
-from reshard.jax.exchange.rounds import COMBINE, Device, Round, bits_of, of_device, rounds_of
+from reshard.jax.exchange.permutations import Round, lanes_of, rounds_of
+from reshard.jax.exchange.rounds import COMBINE, Device, bits_of, of_device
 from reshard.steps import Move, Step
 
 
@@ -91,7 +93,7 @@ def chunk_elements(step: Step) -> int:
     return max(rooms, default=1) or 1
 
 
-def moved_in_chunks(move: Move, room: int, device: Device, tile: jax.Array) -> jax.Array:
+def moved_in_chunks(move: Move, room: int, device: Device, tile: jax.Array, kept: jax.Array | None = None) -> jax.Array:
     """The target tile of a device.
 
     Args:
@@ -99,6 +101,7 @@ def moved_in_chunks(move: Move, room: int, device: Device, tile: jax.Array) -> j
         room: the elements for which buffers beside the tiles have room.
         device: of the target's mesh.
         tile: its source tile.
+        kept: the tile that it kept from before, of an exchange along a ring that uses it.
     """
     exchange = move.exchange
     shape = exchange.target.layout.local_shape(exchange.target.shape)
@@ -110,11 +113,13 @@ def moved_in_chunks(move: Move, room: int, device: Device, tile: jax.Array) -> j
     blank = 0 if move.reduction is None else identity(move.reduction, tile.dtype)
     bits = None if move.reduction else bits_of(tile.dtype)
     whole = lax.full(shape, blank, bits or tile.dtype)
-    groups = [list(alike) for _, alike in groupby(rounds, key=lambda one: one.shape)]
+    groups: dict[Any, list[list[Round]]] = {}
+    for lane in lanes_of(rounds):
+        groups.setdefault((lane[0].shape, len(lane), lane[0].of_kept), []).append(lane)
     looked_up = sum(len(one.shape) * 4 + 1 for one in rounds) * devices * 2
     room = max(room - (SCALARS * len(groups) + looked_up) // tile.dtype.itemsize, room // 2)
-    for alike in groups:
-        whole = _after(alike, move.reduction, room, device, tile, whole)
+    for (_, _, of_kept), alike in groups.items():
+        whole = _after(alike, move.reduction, room, device, kept if of_kept and kept is not None else tile, whole)
     whole = lax.bitcast_convert_type(whole, tile.dtype)
     return lax.div(whole, lax.full_like(whole, move.classes)) if move.reduction == "avg" else whole
 
@@ -129,21 +134,49 @@ def _table(devices: int, rounds: Sequence[Round], end: str) -> Any:
 
 
 def _after(
-    rounds: Sequence[Round], reduction: str | None, room: int, device: Device, tile: jax.Array, whole: jax.Array
+    lanes: Sequence[Sequence[Round]],
+    reduction: str | None,
+    room: int,
+    device: Device,
+    tile: jax.Array,
+    whole: jax.Array,
 ) -> jax.Array:
-    """The target tile after rounds of one shape."""
-    devices, shape = device.mesh_size(), rounds[0].shape
-    tables = [_table(devices, rounds, end) for end in ("cut", "put")]
-    receives = np.stack([one.receives(devices) for one in rounds], 1)
-    keeps = reduction is not None or not receives.all()
-    cuts, puts, receiving = (device.row_of(table) for table in (*tables, receives))
+    """The target tile after lanes of one shape and of as many hops each."""
+    devices, shape = device.mesh_size(), lanes[0][0].shape
+    cuts = device.row_of(_table(devices, [lane[0] for lane in lanes], "cut"))
+    hops = [_Hop.of(rounds, device, keeps=reduction is not None) for rounds in zip(*lanes, strict=True)]
+    keeps = any(hop.receiving is not None for hop in hops)
     grid = Grid.of(shape, max(room // (4 if keeps else 2), 1))
-    sends = [partial(_sent, one, device) for one in rounds]
     for parts in grid.loops():
-        turns = len(rounds) * prod(chunks for *_, chunks in parts)
-        loop = _ChunkLoop(parts, cuts, puts, receiving if keeps else None, sends, reduction)
+        turns = len(lanes) * prod(chunks for *_, chunks in parts)
+        loop = _ChunkLoop(parts, cuts, hops, reduction)
         whole = lax.fori_loop(np.int32(0), np.int32(turns), partial(loop.turn, tile), whole)
     return whole
+
+
+class _Hop(NamedTuple):
+    """What becomes of a chunk that is sent, by the number of its lane."""
+
+    sends: Sequence[Callable[[jax.Array], jax.Array]]
+    """Per lane what sends a chunk."""
+    puts: jax.Array
+    """Per lane where this device's box starts in its target tile."""
+    receiving: jax.Array | None
+    """Per lane whether a box of its tile comes; None where one comes in all."""
+    is_put: bool
+    """Whether boxes come to any tile, or all to be handed on."""
+
+    @classmethod
+    def of(cls, rounds: Sequence[Round], device: Device, *, keeps: bool) -> _Hop:
+        """That of rounds of one shape, a lane each."""
+        devices = device.mesh_size()
+        receives = np.stack([one.receives(devices) for one in rounds], 1)
+        return cls(
+            [partial(_sent, one, device) for one in rounds],
+            device.row_of(_table(devices, rounds, "put")),
+            device.row_of(receives) if keeps or not receives.all() else None,
+            bool(receives.any()),
+        )
 
 
 def _sent(alike: Round, device: Device, box: jax.Array) -> jax.Array:
@@ -151,42 +184,45 @@ def _sent(alike: Round, device: Device, box: jax.Array) -> jax.Array:
 
 
 class _ChunkLoop(NamedTuple):
-    """Chunks of one shape, of rounds of one shape: one cut, one put, and the permutation by the number of its round."""
+    """Chunks of one shape, of lanes of one shape: one cut, and in each hop the permutation by lane and one put."""
 
     parts: Sequence[DimChunks]
     """Per dim of the pieces."""
     cuts: jax.Array
-    """Per round where this device's box starts in its source tile."""
-    puts: jax.Array
-    """The same in its target tile."""
-    receiving: jax.Array | None
-    """Per round whether a box comes; None where one comes in all."""
-    sends: Sequence[Callable[[jax.Array], jax.Array]]
-    """Per round what sends a chunk."""
+    """Per lane where this device's box starts in its source tile."""
+    hops: Sequence[_Hop]
+    """One for what is not handed on."""
     reduction: str | None
     """What combines what comes with what is there."""
 
     def turn(self, tile: jax.Array, number: jax.Array, whole: jax.Array) -> jax.Array:
-        """The target tile after one chunk of one round."""
-        parts, sends = self.parts, self.sends
+        """The target tile after one chunk of one lane."""
+        parts = self.parts
         lengths, chunks = [length for _, length, _ in parts], np.int32(prod(count for *_, count in parts))
-        which, place = lax.div(number, chunks), lax.rem(number, chunks)
+        lane, place = lax.div(number, chunks), lax.rem(number, chunks)
         offsets = []
         for dim, (start, length, count) in enumerate(parts):
             later = prod(count for *_, count in parts[dim + 1 :])  # the last dim is the fastest
             offsets.append(
                 np.int32(start) + lax.rem(lax.div(place, np.int32(later)), np.int32(count)) * np.int32(length)
             )
-        cut, put = (
-            [lax.index_in_dim(row, dim, keepdims=False) + offset for dim, offset in enumerate(offsets)]
-            for row in (of_device(self.cuts, which), of_device(self.puts, which))
-        )
+
+        def starts(table: jax.Array) -> list[jax.Array]:
+            row = of_device(table, lane)
+            return [lax.index_in_dim(row, dim, keepdims=False) + offset for dim, offset in enumerate(offsets)]
+
         source, _ = lax.optimization_barrier((tile, number))  # or its bits are made once, as a tile beside it
         box = lax.bitcast_convert_type(source, whole.dtype)
-        box = lax.dynamic_slice(box, cut, lengths, allow_negative_indices=False)
-        box = sends[0](box) if len(sends) == 1 else lax.switch(which, sends, box)
-        if self.receiving is not None:
-            before = lax.dynamic_slice(whole, put, lengths, allow_negative_indices=False)
+        box = lax.dynamic_slice(box, starts(self.cuts), lengths, allow_negative_indices=False)
+        for hop in self.hops:
+            box = hop.sends[0](box) if len(hop.sends) == 1 else lax.switch(lane, hop.sends, box)
+            if hop.is_put:
+                whole = self._put(hop, lane, box, whole, starts(hop.puts))
+        return whole
+
+    def _put(self, hop: _Hop, lane: jax.Array, box: jax.Array, whole: jax.Array, at: Sequence[jax.Array]) -> jax.Array:
+        if hop.receiving is not None:
+            before = lax.dynamic_slice(whole, at, box.shape, allow_negative_indices=False)
             joined = box if self.reduction is None else COMBINE[self.reduction](before, box)
-            box = lax.select(lax.broadcast(of_device(self.receiving, which), box.shape), joined, before)
-        return lax.dynamic_update_slice(whole, box, put, allow_negative_indices=False)
+            box = lax.select(lax.broadcast(of_device(hop.receiving, lane), box.shape), joined, before)
+        return lax.dynamic_update_slice(whole, box, at, allow_negative_indices=False)

@@ -6,7 +6,7 @@ Every move of a plan is lowered by what its exchange is:
 |---|---|
 | an AllReduce by sum, max or min | `psum`, `pmax` or `pmin` of a share, then `all_gather` where there are shares |
 | in digits, every device its own sender in round 0 | `all_gather`, `all_to_all` or `psum_scatter` of groups |
-| any other | rounds of `ppermute`: `rounds.py` |
+| any other, along a ring too | rounds of `ppermute`: `permutations.py`, `rounds.py` |
 | any, of a plan with a memory limit | loops of chunks: `chunked.py` |
 
 **Groups.** Where every sender digit is determined by the receiver's own, the k devices that differ in the gathered
@@ -87,8 +87,10 @@ def on_device(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun:
     combines = any(move.reduction or move.fill not in (None, "sum") for move in transfers)  # zero is so in bits too
     dtype, bits = tile.dtype, None if combines else bits_of(tile.dtype)
     tile = lax.bitcast_convert_type(tile, bits) if bits else tile
+    tiles = {plan.source: tile}
     for step in plan.steps:
-        tile = yield from _after(step, device, tile)
+        tile = yield from _after(step, device, tile, None if step.kept is None else tiles[step.kept])
+        tiles[step.after] = tile
     return lax.reshape(lax.bitcast_convert_type(tile, dtype) if bits else tile, local_shape)
 
 
@@ -103,37 +105,39 @@ def _in_parts(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun:
 
 def _in_bounded_memory(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun:
     """The target tile, each move in a loop of chunks, so that the peak is what the plan says."""
+    tiles = {plan.source: tile}
     for step in plan.steps:
         room = chunk_elements(step)
+        kept = None if step.kept is None else tiles[step.kept]
         for move in step.transfers:
             if len(move.exchange.target.shape) != tile.ndim:  # of a scalar, seen as a vector
                 tile = lax.reshape(tile, (1,))
             if step.moves:
-                tile = moved_in_chunks(move, room, device, added(move.exchange.source, device, tile))
+                tile = moved_in_chunks(move, room, device, added(move.exchange.source, device, tile), kept)
                 tile = repeated(move.exchange.target, device, tile)
             else:
                 tile = yield from _moved(move, device, tile)
-        tile = tile if step.shape else lax.reshape(tile, ())
+        tile = tiles[step.after] = tile if step.shape else lax.reshape(tile, ())
     return tile
 
 
-def _after(step: Step, device: Device, tile: jax.Array) -> DeviceRun:
+def _after(step: Step, device: Device, tile: jax.Array, kept: jax.Array | None) -> DeviceRun:
     if step.kind == "AllReduce" and step.before.reduction in GROUP_REDUCTIONS:
         return (yield from _all_reduced(step, device, tile))
     for move in step.transfers:
         if len(move.exchange.target.shape) != tile.ndim:  # of a scalar, seen as a vector
             tile = lax.reshape(tile, (1,))
-        tile = yield from _moved(move, device, tile)
+        tile = yield from _moved(move, device, tile, kept)
     return tile if step.shape else lax.reshape(tile, ())
 
 
-def _moved(move: Move, device: Device, tile: jax.Array) -> DeviceRun:
+def _moved(move: Move, device: Device, tile: jax.Array, kept: jax.Array | None = None) -> DeviceRun:
     exchange = move.exchange
     if isinstance(exchange, DigitExchange) and exchange.is_in_groups:
         tile = yield from _in_groups(exchange, device, tile, move.reduction or "sum")
     else:
         tile = added(exchange.source, device, tile)
-        tile = yield from in_rounds(exchange, device, tile, reduction=move.reduction or move.fill)
+        tile = yield from in_rounds(exchange, device, tile, reduction=move.reduction or move.fill, kept=kept)
         tile = repeated(exchange.target, device, tile)
     return lax.div(tile, lax.full_like(tile, move.classes)) if move.reduction == "avg" else tile
 

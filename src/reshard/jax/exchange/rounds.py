@@ -10,13 +10,8 @@ Devices may have nothing to receive in a round, yet the program puts a box on th
 It is put where they have received nothing so far and later will; where there is no such place, what was there is
 put back.
 
-**One unit.** A round costs every device a whole box, whether it has one to send or not, so rounds of many shapes
-in which few devices take part are dear.
-Pieces are then cut into boxes of one shape, per dim the greatest common divisor of their lengths.
-
-By hand, a transposition on 2 x 3: source tiles of 3 x 2 in a 6 x 6 tensor, target tiles of 2 x 3; boxes have the
-shapes 2 x 2, 2 x 1, 1 x 2 and 1 x 1, and in six rounds every device handles 4 + 2 + 2 + 2 + 2 + 1 = 13 elements.
-In boxes of 1 x 1 there are six rounds too, and 6 elements.
+**Hops.** Along a ring what came in one hop is sent on in the next, as it came; what only passes is put nowhere.
+All that goes between the same devices in a hop is sent in one row.
 
 **One loop.** A compiler makes a kernel of every cut and every put whose place is looked up.
 Many rounds of one shape are therefore a loop with one of each, in which the number of the round chooses the
@@ -25,11 +20,10 @@ permutation; it is the same on all devices, so all take part in it.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, product
-from math import gcd, prod
-from operator import mod
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from itertools import accumulate, chain, groupby, pairwise
+from math import prod
+from operator import attrgetter, mod
 from typing import Any, NamedTuple
 
 import jax
@@ -40,10 +34,9 @@ from numpy.typing import NDArray
 from reshard.box import Box
 from reshard.digits import Positions
 from reshard.dtypes import combining, identity
-from reshard.exchange import DigitExchange, Exchange, Piece, schedule
-from reshard.exchange.by_digits import senders_by_round
+from reshard.exchange import Exchange
 from reshard.jax.exchange.joint import DeviceRun, GroupCall, run_alone
-from reshard.tile import Tile
+from reshard.jax.exchange.permutations import Round, Starts, box_at, rounds_of
 
 COMBINE: dict[str, Callable[..., jax.Array]] = combining(jax.numpy)
 """What combines two unreduced values, by reduction; avg divides once all are added."""
@@ -78,137 +71,9 @@ class Device(NamedTuple):
         return lax.select(inside, tile, lax.full_like(tile, blank))
 
 
-class Starts(NamedTuple):
-    """Where the box of each device starts."""
-
-    table: NDArray[Any]
-    """One row per position, one column per dim."""
-    is_known: NDArray[np.bool_]
-    """Per position whether it has a box: else any start will do."""
-
-    @classmethod
-    def of(cls, devices: int, positions: Positions, starts: Positions) -> Starts:
-        """Of some of so many devices."""
-        table = np.zeros((devices, starts.shape[1]), dtype=np.int64)
-        is_known = np.zeros(devices, dtype=np.bool_)
-        table[positions], is_known[positions] = starts, True
-        return cls(table, is_known)
-
-
-class Round(NamedTuple):
-    """One box from each sender to one receiver; all of one shape."""
-
-    shape: tuple[int, ...]
-    senders: Positions
-    """Positions in the target, each at most once."""
-    receivers: Positions
-    """Positions, in the order of `senders`."""
-    cut: Positions
-    """Per pair where the box starts in the sender's tile: one row per pair, one column per dim."""
-    put: Positions
-    """Per pair where the box starts in the receiver's tile."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether nothing is sent."""
-        return bool((self.senders == self.receivers).all())
-
-    def sent(self, box: jax.Array) -> DeviceRun:
-        """The box that a device receives, from the one that it sends."""
-        if self.is_local:
-            return box
-        pairs = zip(self.senders.tolist(), self.receivers.tolist(), strict=True)
-        return (yield GroupCall("ppermute", tuple(pairs), box))
-
-    def receives(self, devices: int) -> NDArray[np.bool_]:
-        """Per position, of so many, whether its device receives a box."""
-        return np.isin(np.arange(devices), self.receivers)
-
-
-def rounds_of(exchange: Exchange) -> list[Round]:
-    """The rounds of an exchange over the same devices, in any order; those in which nothing is sent come first.
-
-    Where every round is a permutation of all devices, boxes that stay on their device go with it.
-    """
-    is_woven = bool(exchange.source.layout.weaves or exchange.target.layout.weaves)
-    in_one_order = exchange.source.same_order_as(exchange.target) and not is_woven
-    if exchange.is_even and isinstance(exchange, DigitExchange) and not exchange.spread and in_one_order:
-        return _permutations(exchange)
-    mesh = exchange.target.mesh
-    pieces = [piece for device in mesh.device_array.tolist() for piece in exchange.incoming(device)]
-    pieces = _side_by_side(exchange, pieces) if is_woven else pieces
-    rounds = [*schedule(pieces, one_shape=True, staying=True), *_travelling(pieces)]
-    return [_round(exchange, of_round) for of_round in rounds]
-
-
-def _permutations(exchange: DigitExchange) -> list[Round]:
-    positions = exchange.source.mesh.positions
-    held, goal = np.zeros((2, len(positions), len(exchange.target.shape)), np.int64)
-    for starts, tiling in ((held, exchange.source), (goal, exchange.target)):
-        for dim, (start, _) in enumerate(tiling.all_bounds):
-            starts[:, dim] = start
-    rounds = []
-    for senders in senders_by_round(exchange.common.digits, exchange.determined_by, exchange.gathered, positions):
-        start = np.maximum(held[senders], goal)
-        rounds.append(Round(exchange.piece_shape, senders, positions, start - held[senders], start - goal))
-    return rounds
-
-
-def _side_by_side(exchange: Exchange, pieces: Iterable[Piece]) -> list[Piece]:
-    """The pieces, cut where what is one box in the tensor does not lie side by side at an end."""
-    ends = (exchange.source, "sender"), (exchange.target, "receiver")
-    for tiling, end in ends:
-        if not (tiling.layout.has_windows or tiling.layout.is_summed):
-            continue
-        tiles = {device: tiling.tile(device) for device in tiling.mesh.devices}
-        pieces = [
-            piece._replace(box=box)
-            for piece in pieces
-            for tile in [tiles[getattr(piece, end)]]
-            for box in (tile.boxes_of(piece.box) if isinstance(tile, Tile) else [piece.box])
-        ]
-    return list(pieces)
-
-
-def _travelling(pieces: Iterable[Piece]) -> list[list[Piece]]:
-    """The pieces that travel, in rounds of one shape; in boxes of one unit where devices then handle fewer elements."""
-    sent = [piece for piece in pieces if piece.sender != piece.receiver]
-    rounds = schedule(sent, one_shape=True)
-    if len({piece.box.shape for piece in sent}) < 2:
-        return rounds
-    unit = [gcd(*lengths) for lengths in zip(*(piece.box.shape for piece in sent), strict=True)]
-    busy: Counter[tuple[int, bool]] = Counter()
-    for piece in sent:
-        busy[piece.sender, False] += piece.box.size
-        busy[piece.receiver, True] += piece.box.size
-    handled = max(busy.values())  # as many rounds as the busiest device has units
-    if 4 * (handled // prod(unit)) > 5 * len(rounds) or handled >= sum(alike[0].box.size for alike in rounds):
-        return rounds
-    return schedule(
-        piece._replace(box=_box(start, unit))
-        for piece in sent
-        for start in product(*(range(low, high, length) for (low, high), length in zip(piece.box, unit, strict=True)))
-    )
-
-
-def _round(exchange: Exchange, pieces: Sequence[Piece]) -> Round:
-    source, target = exchange.source, exchange.target
-
-    def starts(tiles: Iterable[Box | Tile]) -> Positions:
-        places = [tile.places(piece.box)[0][0] for piece, tile in zip(pieces, tiles, strict=True)]
-        rows = [[along.start for along in place] for place in places]
-        return np.array(rows, np.int64).reshape(len(pieces), len(target.shape))
-
-    return Round(
-        pieces[0].box.shape,
-        target.mesh.positions_of(np.array([piece.sender for piece in pieces])),
-        target.mesh.positions_of(np.array([piece.receiver for piece in pieces])),
-        starts(source.tile(piece.sender) for piece in pieces),
-        starts(target.tile(piece.receiver) for piece in pieces),
-    )
-
-
-def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction: str | None) -> DeviceRun:
+def in_rounds(
+    exchange: Exchange, device: Device, tile: jax.Array, *, reduction: str | None, kept: jax.Array | None = None
+) -> DeviceRun:
     """The target tile of a device, round by round.
 
     Args:
@@ -216,22 +81,26 @@ def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction:
         device: of the target's mesh.
         tile: its source tile.
         reduction: what combines boxes that arrive at one place; None where no two do.
+        kept: the tile that it kept from before, of an exchange along a ring that uses it.
     """
     combine = reduction is not None
     blank = 0 if reduction is None else identity(reduction, tile.dtype)
     devices = exchange.source.mesh.size
     shape = exchange.target.layout.local_shape(exchange.target.shape)
     rounds = rounds_of(exchange)
-    cuts = [Starts.of(devices, round_.senders, round_.cut) for round_ in rounds]
-    if len(rounds) == 1 and rounds[0].shape == shape and len(rounds[0].receivers) == devices:
+    tiles = [tile if kept is None or not round_.of_kept else kept for round_ in rounds]
+    cuts = [round_.cuts(devices) for round_ in rounds]
+    if len(rounds) == 1 and rounds[0].shape == shape and rounds[0].receives(devices).all():
         (at,) = starts_from(cuts, device)
-        return (yield from rounds[0].sent(_cut(tile, at, shape)))
+        return (yield from rounds[0].sent(_cut(tiles[0], at, shape)))
     if not combine and 0 < len(rounds) <= MANY_ROUNDS and _cover(rounds, devices, shape):
         slots = _slots(rounds, devices, shape)
-        puts = [] if slots else [Starts.of(devices, round_.receivers, round_.put) for round_ in rounds]
-        boxes, where = [], starts_from([*cuts, *puts], device)
-        for round_, at in zip(rounds, where[: len(rounds)], strict=True):
-            boxes.append((yield from round_.sent(_cut(tile, at, round_.shape))))
+        puts = [] if slots else [round_.puts(devices) for round_ in rounds]
+        where = starts_from([*cuts, *puts], device)
+        arrived: dict[int, jax.Array] = {}
+        for call in chain(*_calls(rounds)):
+            arrived |= yield from _received(rounds, call, tiles, where, arrived)
+        boxes = [arrived[number] for number in range(len(rounds))]
         return _joined(boxes, *slots, device) if slots else _overwritten(boxes, where[len(rounds) :], shape)
     puts, must_keep = _places(rounds, devices, shape, combine=combine)
     where = starts_from([*cuts, *puts], device)
@@ -241,30 +110,67 @@ def in_rounds(exchange: Exchange, device: Device, tile: jax.Array, *, reduction:
             box = _box_if(device.row_of(rounds[0].receives(devices)), box, lax.full_like(box, blank))
         return _amid(box, where[1], shape, blank)
     whole = lax.full(shape, blank, tile.dtype)
-    for _, alike in groupby(range(len(rounds)), key=lambda number: rounds[number].shape):
-        numbers = list(alike)
-        if len(numbers) > MANY_ROUNDS and not combine:
-            of_loop = slice(numbers[0], numbers[-1] + 1)
+    arrived = {}
+    for calls in _calls(rounds):
+        if len(calls) > MANY_ROUNDS and not combine and not rounds[calls[0][0]].hop:
+            of_loop = slice(calls[0][0], calls[-1][0] + 1)
             loop = _RoundLoop(rounds[of_loop], cuts[of_loop], puts[of_loop], any(must_keep[of_loop]))
-            whole = loop.run(device, tile, whole)
+            whole = loop.run(device, tiles[calls[0][0]], whole)
             continue
-        for number in numbers:
-            round_, at = rounds[number], where[len(rounds) + number]
-            box = yield from round_.sent(_cut(tile, where[number], round_.shape))
-            if combine or must_keep[number]:
-                before = _cut(whole, at, round_.shape)
-                if len(round_.receivers) < devices:
-                    receives = device.row_of(round_.receives(devices))
-                    box = _box_if(receives, box, lax.full_like(box, blank) if combine else before)
-                box = box if reduction is None else COMBINE[reduction](before, box)
-            whole = lax.dynamic_update_slice(whole, box, at, allow_negative_indices=False)
+        for call in calls:
+            arrived |= yield from _received(rounds, call, tiles, where, arrived)
+            for number in call:
+                round_, at, box = rounds[number], where[len(rounds) + number], arrived[number]
+                receives = round_.receives(devices)
+                if not receives.any():
+                    continue
+                if combine or must_keep[number]:
+                    before = _cut(whole, at, round_.shape)
+                    if not receives.all():
+                        otherwise = lax.full_like(box, blank) if combine else before
+                        box = _box_if(device.row_of(receives), box, otherwise)
+                    box = box if reduction is None else COMBINE[reduction](before, box)
+                whole = lax.dynamic_update_slice(whole, box, at, allow_negative_indices=False)
+        if rounds[calls[0][0]].hop:
+            whole = lax.optimization_barrier(whole)  # or what is put back is sought in all that was put before
     return whole
+
+
+def _calls(rounds: Sequence[Round]) -> list[list[list[int]]]:
+    """The numbers of rounds that are sent as one: of a hop those between the same devices; by hop, or else by shape."""
+
+    def runs(numbers: Iterable[int], key: Callable[[Round], Any]) -> list[list[int]]:
+        return [list(run) for _, run in groupby(numbers, key=lambda number: key(rounds[number]))]
+
+    by_hop = runs(range(len(rounds)), lambda round_: round_.hop or (round_.shape, round_.of_kept))
+    return [runs(run, attrgetter("pairs")) if rounds[run[0]].hop else [[number] for number in run] for run in by_hop]
+
+
+def _received(
+    rounds: Sequence[Round],
+    numbers: Sequence[int],
+    tiles: Sequence[jax.Array],
+    where: Sequence[Sequence[Any]],
+    arrived: Mapping[int, jax.Array],
+) -> Generator[GroupCall, jax.Array, dict[int, jax.Array]]:
+    """By their numbers the boxes that a device receives in rounds between the same devices, sent in one row."""
+    boxes = []
+    for number in numbers:
+        source = rounds[number].handed_on
+        boxes.append(_cut(tiles[number], where[number], rounds[number].shape) if source is None else arrived[source])
+    if len(boxes) == 1:
+        return {numbers[0]: (yield from rounds[numbers[0]].sent(boxes[0]))}
+    row = lax.concatenate([lax.reshape(box, (box.size,)) for box in boxes], 0)
+    row = yield from rounds[numbers[0]].sent(row)
+    bounds = pairwise(accumulate((box.size for box in boxes), initial=0))
+    parts = [lax.slice(row, (first,), (stop,)) for first, stop in bounds]
+    return {number: lax.reshape(part, rounds[number].shape) for number, part in zip(numbers, parts, strict=True)}
 
 
 def _cover(rounds: Sequence[Round], devices: int, shape: tuple[int, ...]) -> bool:
     """Whether the boxes of all rounds are of one shape, which divides that of every device's tile, and fill it."""
     size = rounds[0].shape
-    if any(round_.shape != size or len(round_.receivers) != devices for round_ in rounds):
+    if any(round_.shape != size or not round_.receives(devices).all() for round_ in rounds):
         return False
     return len(rounds) * prod(size) == prod(shape) and not any(map(mod, shape, size))
 
@@ -420,7 +326,7 @@ def _places(
     rounds: Sequence[Round], devices: int, shape: tuple[int, ...], *, combine: bool
 ) -> tuple[list[Starts], list[bool]]:
     """Per round where its boxes are put, on devices that receive none too; and whether what was there must stay."""
-    puts = [Starts.of(devices, round_.receivers, round_.put) for round_ in rounds]
+    puts = [round_.puts(devices) for round_ in rounds]
     must_keep = [False] * len(rounds)
     if combine or all(starts.is_known.all() for starts in puts):
         return puts, must_keep
@@ -430,6 +336,8 @@ def _places(
             coming[position].append(tuple(table[position].tolist()))
     filled: list[list[Box]] = [[] for _ in range(devices)]
     for number, (round_, (table, is_known)) in enumerate(zip(rounds, puts, strict=True)):
+        if not is_known.any():
+            continue
         usual = table[is_known][0].tolist()
         idle = np.flatnonzero(~is_known).tolist()
         harmless = [_harmless(round_.shape, shape, filled[d], [usual, *coming[d]]) for d in idle]
@@ -438,7 +346,7 @@ def _places(
             table[idle] = harmless
             is_known[idle] = True
         for position in np.flatnonzero(round_.receives(devices)).tolist():
-            filled[position].append(_box(table[position].tolist(), round_.shape))
+            filled[position].append(box_at(table[position].tolist(), round_.shape))
             coming[position].pop(0)
     return puts, must_keep
 
@@ -449,11 +357,7 @@ def _harmless(
     """Where a box may be put on a device without touching what is there; None where no candidate will do."""
     for start in candidates:
         at = [min(low, whole - length) for low, whole, length in zip(start, shape, size, strict=True)]
-        box = _box(at, size)
+        box = box_at(at, size)
         if all(box.intersect(other).is_empty for other in filled):
             return at
     return None
-
-
-def _box(start: Sequence[int], size: Sequence[int]) -> Box:
-    return Box((low, low + length) for low, length in zip(start, size, strict=True))

@@ -65,7 +65,7 @@ def run(plan: Plan, x: ArrayLike) -> jax.Array:
             `no-plan` where this backend does not keep the plan's memory limit;
             `not-divisible` where a dim is not divided by its shards; `cannot-express`; `different-meshes` where a plan
             inside `jit` leads to other devices or another order, or a memory limit is to be kept between two
-            meshes; `unknown-device`.
+            meshes, or pieces go along a ring there; `unknown-device`.
     """
     expect(plan, Plan, "what is run")
     array = as_array(x)
@@ -177,6 +177,8 @@ def _run_across(plan: Plan, x: Any, in_program: bool) -> jax.Array:
         )
     if plan.options.memory_limit is not None:
         raise ReshardError("different-meshes", "a memory limit is kept inside one program, and so on one mesh alone")
+    if any(step.ring for share in plan.shares for step in share.steps):
+        raise ReshardError("different-meshes", "pieces are handed on inside one program, and so on one mesh alone")
     _check_source(plan, x)
     if not x.committed:
         x = jax.device_put(x, named_sharding_of(plan.source, refine=True))
