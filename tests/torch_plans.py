@@ -314,7 +314,7 @@ def parts_overlap(rank: int) -> list[str]:
         wanted = cut(whole, spans((16, 24), (2, 2), after, place))
         x = source.detach().requires_grad_()
         y = rs.torch.run(plan, x)
-        wrong.append(unless(plan.source.mesh.size == here.size and same(y.to_local().detach(), wanted), f"{plan!r}: {y}"))
+        wrong.append(unless(plan.source.mesh.size == here.size and same(y.to_local().detach(), wanted), f"{plan}: {y}"))
         y.sum().backward()
         fine = x.grad is not None and same(x.grad.to_local(), torch.ones_like(x.to_local()).detach())
         wrong.append(unless(fine, f"{plan}: gradient {x.grad}"))

@@ -426,17 +426,16 @@ class RankPlan:
         dtype: np.dtype[Any],
         out: Array | None = None,
         near: Mapping[int, Any] | None = None,
-        kept: Array | None = None,
     ) -> Array | None:
         """The tile of the target, in fresh memory or in `out`; see `LocalMove.run`."""
-        kept = tile if kept is None else kept
         for number, stretch in enumerate(self.of_stretches, 1):
             is_last = number == len(self.of_stretches)
-            tile = stretch.run(tile, dtype, out if is_last else None, near if number == 1 else None, kept)
+            tile = stretch.run(tile, dtype, out if is_last else None, near if number == 1 else None)
         if self.of_stretches:
             return tile
         if self.of_parts:
-            return self._in_parts(tile, kept, dtype, out)
+            return self._in_parts(tile, dtype, out)
+        kept = tile
         for number, move in enumerate(self.moves):
             target = move.target
             if tile is not None and number == 0 and move.move.exchange.source.shape != self.plan.shape:
@@ -457,17 +456,12 @@ class RankPlan:
         copied = tile if self.moves else np.array(tile, order="C")
         return np.reshape(copied, self.target_shape)  # type: ignore[arg-type]
 
-    def _in_parts(
-        self, tile: Array | None, kept: Array | None, dtype: np.dtype[Any], out: Array | None
-    ) -> Array | None:
+    def _in_parts(self, tile: Array | None, dtype: np.dtype[Any], out: Array | None) -> Array | None:
         """The tile, one equal part of the tensor after the other."""
         parting, count, moved = self.plan.parting, self.plan.parts, []
         for number, of_part in enumerate(self.of_parts):
-            part, first = (
-                None if whole is None else np.ascontiguousarray(parting.cut(whole, count, number, np.concatenate))
-                for whole in (tile, kept if any(step.kept for step in of_part.plan.steps) else None)
-            )
-            moved.append(of_part.run(part, dtype, kept=first))
+            part = None if tile is None else np.ascontiguousarray(parting.cut(tile, count, number, np.concatenate))
+            moved.append(of_part.run(part, dtype))
         if self.target_shape is None:
             return None
         joined: Array = parting.joined(moved, np.concatenate)

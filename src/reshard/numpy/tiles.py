@@ -131,11 +131,12 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
         expect(received_bytes, dict, "received_bytes")
     _check_tiles(tiles, Tiling.of(plan.source, plan.shape), plan)
     counts = dict.fromkeys(plan.devices, 0)
-    first = current = {device: np.asarray(tiles[device]) for device in plan.source.mesh.device_array.tolist()}
+    current = {device: np.asarray(tiles[device]) for device in plan.source.mesh.device_array.tolist()}
     for stretch in plan.stretches:
         if stretch.parts > 1:
-            current = _in_parts(stretch, current, first, counts)
+            current = _in_parts(stretch, current, counts)
             continue
+        first = current
         for step in stretch.steps:
             current = _moved(step, current, first, counts)
     if received_bytes is not None:
@@ -146,18 +147,14 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
     return {device: np.array(tile, order="C").reshape(target.tile(device).shape) for device, tile in current.items()}
 
 
-def _in_parts(plan: Plan, tiles: Tiles, first: Tiles, counts: dict[int, int]) -> Tiles:
-    """The target tiles, one equal part of the tensor after the other; of those of the whole plan's source too."""
-
-    def cut(tiles: Tiles, number: int) -> Tiles:
-        return {device: plan.parting.cut(tile, plan.parts, number, np.concatenate) for device, tile in tiles.items()}
-
+def _in_parts(plan: Plan, tiles: Tiles, counts: dict[int, int]) -> Tiles:
+    """The target tiles, one equal part of the tensor after the other."""
     moved: list[Tiles] = []
     for number, of_part in enumerate(plan.plans_of_parts):
-        part = cut(tiles, number)
-        kept = cut(first, number) if any(step.kept for step in of_part.steps) else part
+        part = {device: plan.parting.cut(tile, plan.parts, number, np.concatenate) for device, tile in tiles.items()}
+        first = part
         for step in of_part.steps:
-            part = _moved(step, part, kept, counts)
+            part = _moved(step, part, first, counts)
         moved.append(part)
     return {device: plan.parting.joined([part[device] for part in moved], np.concatenate) for device in moved[0]}
 

@@ -356,6 +356,7 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
     exchange = move.exchange
     source = exchange.source.tile(rank, once=True) if rank in exchange.source.mesh else None
     target = exchange.target.tile(rank, once=True) if rank in exchange.target.mesh else None
+
     def source_part(box: Box, source: Box | Tile) -> TilePart:
         if not isinstance(exchange, RingExchange) or exchange.kept is None or exchange.holds(rank, box):
             return TilePart.of(box, source)

@@ -70,7 +70,7 @@ class LocalPlan:
                 "bad-tiles", f"the tile of this rank has shape {tuple(tile.shape)}; it must be {self.source_shape}"
             )
 
-    def run(self, tile: torch.Tensor, watch: Watch = UNWATCHED, kept: torch.Tensor | None = None) -> torch.Tensor:
+    def run(self, tile: torch.Tensor, watch: Watch = UNWATCHED) -> torch.Tensor:
         """The target tile, the tile itself where nothing changes.
 
         What is watched is what the first exchange reads and the last one writes.
@@ -78,7 +78,7 @@ class LocalPlan:
         Raises:
             ReshardError: `exchange-failed`.
         """
-        return self.pack(tile, watch=watch, kept=kept)()()
+        return self.pack(tile, watch=watch)()()
 
     def pack(
         self,
@@ -86,23 +86,20 @@ class LocalPlan:
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
         watch: Watch = UNWATCHED,
-        kept: torch.Tensor | None = None,
     ) -> Post:
         """Make ready; what is given back begins. Plans that run at once are all packed before the first begins.
 
         A tile that is conjugated or negated only when it is read becomes one whose memory holds its values.
         Where `out` lies in the memory that the tile is in, or has another dtype than what is combined, the result is
         made apart and copied there.
-        Where the plan is a stretch of another, `kept` is the tile with which that one began.
 
         Raises:
             ReshardError: `exchange-failed`, here or later.
         """
-        first = (tile if kept is None else kept).resolve_conj().resolve_neg()
         if (self.parts or self.stretches) and watch == UNWATCHED:
-            result = self._in_parts(tile, first) if self.parts else tile
+            result = self._in_parts(tile) if self.parts else tile
             for stretch in self.stretches:
-                result = stretch.run(result, kept=first)
+                result = stretch.run(result)
             return lambda: lambda: result if out is None else out.copy_(result)
         shares = out is not None and out.untyped_storage().data_ptr() == tile.untyped_storage().data_ptr()
         if not self.exchanges:  # an empty tile may be empty in another dim
@@ -112,13 +109,15 @@ class LocalPlan:
         staged = out if out is not None and (shares or (combines and not is_plain(out, tile))) else None
         out = out if staged is None else None
 
+        first = tile.resolve_conj().resolve_neg()
+
         def pack(number: int, tile: torch.Tensor) -> PostHop:
             is_last = number + 1 == len(self.exchanges)
             ends = Watch(watch.before_read if number == 0 else None, watch.after_write if is_last else None)
             return self.exchanges[number].pack(tile, out if is_last else None, workspace, ends, first)
 
         with self._told():
-            post = pack(0, tile.resolve_conj().resolve_neg())
+            post = pack(0, first)
 
         def begin() -> Finish:
             with self._told():
@@ -136,16 +135,16 @@ class LocalPlan:
 
         return begin
 
-    def _in_parts(self, tile: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    def _in_parts(self, tile: torch.Tensor) -> torch.Tensor:
         """The target tile, its parts one behind the other: while one is in an exchange, the next is in that before.
 
         So it is with hops: those that are under way are all posted before any is waited for.
         """
         parting, parts, tile = self.plan.parting, self.parts, tile.resolve_conj().resolve_neg()
         tiles = [parting.cut(tile, len(parts), number, torch.cat) for number in range(len(parts))]
-        firsts = [
-            parting.cut(first, len(parts), number, torch.cat) if any(step.kept for step in part.plan.steps) else None
-            for number, part in enumerate(parts)
+        kept = [
+            tile if any(step.kept for step in part.plan.steps) else None
+            for tile, part in zip(tiles, parts, strict=True)
         ]
         to_come = [list(part.exchanges) for part in parts]
         waves = max(n + sum(1 + len(one.later) for one in part.exchanges) for n, part in enumerate(parts))
@@ -154,7 +153,7 @@ class LocalPlan:
             for wave in range(waves):
                 beginning = [n for n in range(min(wave + 1, len(parts))) if n not in under_way and to_come[n]]
                 posts = [
-                    to_come[number].pop(0).pack(tiles[number].contiguous(), kept=firsts[number]) for number in beginning
+                    to_come[number].pop(0).pack(tiles[number].contiguous(), kept=kept[number]) for number in beginning
                 ]
                 under_way |= {number: post() for number, post in zip(beginning, posts, strict=True)}
                 for number in sorted(under_way):
