@@ -253,11 +253,6 @@ class Exchange(ABC):
         """The number of elements of the largest piece, or a little more."""
         return prod(self.piece_shape)
 
-    def buffered(self, chunks: int) -> int:
-        """The number of elements of the largest piece, or of one of so many chunks along its longest dim."""
-        longest = max(self.piece_shape, default=1)
-        return -(-longest // chunks) * (self.largest_piece // max(longest, 1))
-
     @abstractmethod
     def all_received(self) -> Positions:
         """Per position of the target, the number of elements that its device receives from others."""

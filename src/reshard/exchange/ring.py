@@ -323,35 +323,26 @@ class RingExchange(Exchange):
         return tuple(map(min, self.common.lengths, self.target.shape))
 
     @cached_property
-    def _moved(self) -> tuple[Positions, Positions]:
-        """Per hop and position what comes there, and what is sent from there.
-
-        It is that of one ring of each kind, where those of all are alike.
-        """
+    def _received(self) -> Positions:
+        """What `all_received` gives: of each kind from the pieces of one ring, where those of all are alike."""
         is_full, along = self.common.filled(self.target.shape) == 1, np.arange(self.ring.size) * self.ring.stride
-        moved = np.zeros((2, self.hops + 1, self.target.mesh.size), dtype=np.int64)
+        received = np.zeros(self.target.mesh.size, dtype=np.int64)
         for rows, firsts in self._rings:
             table = self._listed(rows, firsts[:1] if is_full else firsts)[0]
-            for counts, places in zip(moved, (table.receivers, table.senders), strict=True):
-                np.add.at(counts, (table.rounds, places), table.elements)
+            travels = table.rounds > 0
+            np.add.at(received, table.receivers[travels], table.elements[travels])
             if is_full:
-                moved[:, :, firsts[:, None] + along] = moved[:, :, firsts[0] + along][:, :, None]
-        return moved[0, 1:], moved[1, 1:]
+                received[firsts[:, None] + along] = received[firsts[0] + along]
+        return received
 
     def all_received(self) -> Positions:
         """As of `Exchange`; what passes counts too."""
-        received: Positions = self._moved[0].sum(axis=0)
-        return received
-
-    def buffered(self, chunks: int) -> int:
-        """What a device sends in the first hop, and what comes in two; in no chunks."""
-        received, sent = (counts.max(axis=1) for counts in self._moved)
-        return int(sent[0] + received[::2].max() + received[1::2].max(initial=0))
+        return self._received
 
     def received_on(self, device: int) -> int:
         """As of `Exchange`; what passes counts too."""
         place = self._place(self.target, device)
-        return int(self.all_received()[place]) if place >= 0 else 0
+        return int(self._received[place]) if place >= 0 else 0
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         """As of `Exchange`: what goes from neighbour to neighbour, in all hops."""

@@ -288,9 +288,12 @@ class Step(ReshardWork):
         return sum(move.exchange.target.largest_tile for move in self.moves[:-1]) * self.dtype.itemsize
 
     def buffer_bytes_in(self, chunks: int) -> int:
-        """Bytes of the largest piece, or of one of its chunks; of a move in hops, of all that is under way at once."""
-        moves = self.moves if self.kind != "Slice" else ()
-        return max((move.exchange.buffered(chunks) for move in moves), default=0) * self.dtype.itemsize
+        """Bytes of the largest piece, or of one of its chunks."""
+        pieces = []
+        for move in self.moves if self.kind != "Slice" else ():
+            longest = max(move.exchange.piece_shape, default=1)
+            pieces.append(-(-longest // chunks) * (move.exchange.largest_piece // max(longest, 1)))
+        return max(pieces, default=0) * self.dtype.itemsize
 
     @property
     def most_chunks(self) -> int:
