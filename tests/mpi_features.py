@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,6 +15,7 @@ import dealt
 import numpy as np
 import problems
 from mpi4py import MPI
+from ring_plans import plans_with_kept, ring_plans
 
 import reshard as rs
 from reshard.dtypes import dtype_named, value_dtype
@@ -73,7 +75,9 @@ def agrees(plan: rs.Plan, seed: int, *, shared: bool = False, counted: bool = Tr
     participants = participants_of(None, plan.devices)
     if participants is not None and counted:
         local = RankPlan(plan, participants)
-        sizes = [datatype.Get_size() for move in local.moves for datatype in move.receives.types.values()]
+        sizes = [
+            datatype.Get_size() for move in local.moves for hop in move.hops for datatype in hop.receives.types.values()
+        ]
         received = plan.received_bytes_on(RANK)
         yield from unless(sum(sizes) == received, f"{plan.reshard} receives {sum(sizes)}, not {received}")
         local.free()
@@ -120,6 +124,31 @@ def parts() -> Iterator[str]:
         is_whole = plan.parts == 1 or (network is rings and len(plan.shares) == 1)
         yield from unless(not is_whole and (after == (None, None) or len(plan.stretches) > 1), f"{plan} goes whole")
         yield from agrees(plan, 0, counted=False)
+
+
+def rings() -> Iterator[str]:
+    """What neighbours hand on, of shared tiles too and in parts, and into memory at hand."""
+    taken = passing = 0
+    mesh = rs.Mesh.of(x=2, y=2)
+    for plan in chain(
+        ring_plans(mesh, (9, 8), "int16"),
+        ring_plans(mesh, (12, 16), "int16"),
+        plans_with_kept(mesh, (9, 8), "int16", 15),
+        plans_with_kept(mesh, (12, 16), "int16", 15),
+    ):
+        taken += 1
+        passing += bool(plan.steps[0].moves[0].exchange.passing(RANK))
+        yield from agrees(plan, taken)
+        if taken % 7 == 0:
+            yield from agrees(plan, taken, shared=True)
+        if taken % 3 == 0 and plan.shape == (12, 16):
+            yield from agrees(replace(plan, parts=2), taken, counted=False)
+            tiles = rs.numpy.scatter(numbers(plan.shape, "int16", taken), plan.source)
+            expected = rs.numpy.run(plan, tiles)[RANK]
+            out = np.zeros_like(expected)
+            rs.mpi.run(plan, tiles[RANK], out=out)
+            yield from unless(same_bits(out, expected), f"{plan!r} into memory: {out}")
+    yield from unless(taken > 20 and passing > 1, f"{taken} moves, of which {passing} pass")
 
 
 def windows_and_deals() -> Iterator[str]:
@@ -228,7 +257,7 @@ def strips() -> Iterator[str]:
             participants = participants_of(None, plan.devices)
             for way, is_packed in ((plan, size == 256 and source is rows), (limited, False)):
                 local = RankPlan(way, participants)  # type: ignore[arg-type]
-                rooms = {move.sends.room_bytes for move in local.moves}
+                rooms = {move.hops[0].sends.room_bytes for move in local.moves}
                 yield from unless((rooms != {None}) == is_packed, f"{plan.reshard} of {size} has buffers of {rooms}")
                 local.free()
 

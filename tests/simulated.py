@@ -2,8 +2,9 @@
 
 Messages are fluid: all that are under way share what they cross, each as much as the fullest link or port of its way
 allows (max-min fairness), full duplex; when one ends, the others speed up.
-A step is a phase of messages after its latencies, or one phase for each hop of a ring; a part of the tensor begins a
-step when the part before, of its share, has done it and it has done the step before.
+A step is a phase of messages after its latencies, or one phase for each hop of an all-gather; a part of the tensor
+begins a step when the part before, of its share, has done it and it has done the step before.
+What is handed on along a ring is a step for each hop.
 Shares go on evenly: one waits that is further than another with as many parts under way as keep all its steps busy, so
 that none runs ahead and leaves links idle later; a share of one step has two parts under way.
 
@@ -234,14 +235,37 @@ def phases(exchange: Any, itemsize: float, wires: Wires) -> list[list[Phase]]:
     if stages is not None:
         piece = exchange.largest_piece * exchange.loose_values * itemsize
         return _gathered(stages, piece, wires, backwards=bool(exchange.combined))
-    hops = exchange.traffic_of_hops() if isinstance(exchange, RingExchange) else [exchange.traffic()]
-    routed = [wires.routed(*ends, elements * itemsize) for *ends, elements in hops if len(elements)]
-    if not routed:
+    senders, receivers, elements = exchange.traffic()
+    if not len(senders):
         return []
-    if isinstance(exchange, RingExchange):  # both ways at once
-        waits = [level.latency_s for level in wires.network.levels if level.digit == exchange.ring]
-        return [[Phase(messages, waits[0]) for messages, _ in routed]]
-    return [[Phase(*each) for each in routed]]
+    messages, latency = wires.routed(senders, receivers, elements * itemsize)
+    return [[Phase(messages, latency)]]
+
+
+def tracks_of_steps(plan: Plan, wires: Wires) -> list[list[list[Phase]]]:
+    """Those of each step that sends, with what it takes to begin; of a move along a ring those of each hop."""
+    steps = []
+    for step in plan.steps:
+        tracks: list[list[Phase]] = []
+        for move in step.moves:
+            if isinstance(move.exchange, RingExchange):
+                steps += _handed_on(move.exchange, plan.dtype.itemsize, wires)
+            else:
+                tracks += phases(move.exchange, plan.dtype.itemsize, wires)
+        launch_s = wires.network.launch_s
+        begun = [[track[0]._replace(delay=track[0].delay + launch_s), *track[1:]] for track in tracks]
+        steps += [begun] if begun else []
+    return steps
+
+
+def _handed_on(exchange: RingExchange, itemsize: float, wires: Wires) -> list[list[list[Phase]]]:
+    """A track of one phase per hop, both ways at once."""
+    latency = next(level.latency_s for level in wires.network.levels if level.digit == exchange.ring)
+    hops = [
+        wires.routed(*ends, elements * itemsize)[0] for *ends, elements in exchange.traffic_of_hops() if len(elements)
+    ]
+    launch_s = wires.network.launch_s
+    return [[[Phase(messages, latency + (0.0 if number else launch_s))]] for number, messages in enumerate(hops)]
 
 
 def _gathered(stages: Stages, piece: float, wires: Wires, *, backwards: bool) -> list[list[Phase]]:
@@ -372,13 +396,7 @@ def simulated_seconds(plan: Plan, network: Network) -> float:
     if len(plan.stretches) > 1:
         return sum(simulated_seconds(stretch, network) for stretch in plan.stretches)
     wires = Wires(network)
-    shares = []
-    for of_part in plan.plans_by_share:
-        moves = [
-            [track for move in step.moves for track in phases(move.exchange, of_part.dtype.itemsize, wires)]
-            for step in of_part.steps
-        ]
-        shares.append([tracks for tracks in moves if tracks])
+    shares = [tracks_of_steps(of_part, wires) for of_part in plan.plans_by_share]
     counts = [share.parts for share in plan.shares]
     if not any(shares):
         return 0.0
@@ -394,7 +412,7 @@ def simulated_seconds(plan: Plan, network: Network) -> float:
         tracks = shares[place.share][place.step]
         open_tracks[place] = len(tracks)
         for number, track in enumerate(tracks):
-            heapq.heappush(later, (now + track[0].delay + network.launch_s, next(ticket), (place, number, 0)))
+            heapq.heappush(later, (now + track[0].delay, next(ticket), (place, number, 0)))
 
     def finish(owner: tuple[Place, int, int]) -> None:
         place, track, phase = owner

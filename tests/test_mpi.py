@@ -23,6 +23,7 @@ ON_FOUR = [
     "moves",
     "reductions",
     "parts",
+    "rings",
     "windows_and_deals",
     "shared_tiles",
     "elements_of_few_bits",
@@ -81,7 +82,7 @@ def test_small_models_on_eight_ranks(tmp_path: Path) -> None:
 
 
 def test_shared_tiles_on_one_host(tmp_path: Path) -> None:
-    found = wrong_features(["shared_tiles", "memory"], 4, tmp_path)
+    found = wrong_features(["shared_tiles", "memory", "rings"], 4, tmp_path)
     assert not any(found.values()), found
 
 

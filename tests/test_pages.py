@@ -16,6 +16,7 @@ import pytest
 from chromium import Opened, chromium, opened
 from conftest import absent_engines
 from problems import draw_problem
+from ring_plans import ring_plans
 
 import reshard as rs
 from reshard.cli import main
@@ -72,6 +73,10 @@ def plans() -> dict[str, rs.Plan]:
         "zigzag": rs.plan(
             sharding(line, (rs.Deal.zigzag(), "x")), sharding(line, "x"), (10,), "float32"
         ),
+        "ring": next(
+            plan for plan in ring_plans(mesh(x=2, y=3), (6, 12), "float32")
+            if plan.steps[0].moves[0].exchange.passing(0) and plan.steps[0].moves[0].exchange.hops > 2
+        ),
         "nothing": rs.plan(sharding(line, "x"), sharding(line, "x"), (8,), "float32"),
         "scalar": rs.plan(sharding(line, unreduced="x"), sharding(line), (), "float32"),
         "partial": rs.plan(sharding(line, "x"), sharding(line, None, unreduced="x"), (8,), "float32"),
@@ -79,7 +84,7 @@ def plans() -> dict[str, rs.Plan]:
 
 
 PLANS = plans()
-COMMON = ("network", "reduction", "uneven", "disjoint", "zigzag", "nothing")
+COMMON = ("network", "reduction", "uneven", "disjoint", "zigzag", "ring", "nothing")
 """Those that every run goes through."""
 
 
@@ -153,6 +158,27 @@ def check_device(page: Any, plan: rs.Plan, device: int) -> None:
     assert sorted(listed) == sorted(line.strip() for line in text.splitlines() if line.startswith("  "))
     received = text.partition("receives ")[2].partition(",")[0]
     assert page.inner_text("#panel p >> nth=0").endswith(f"receives {received}")
+
+
+@needs_chromium
+def test_what_passes_is_shown_while_it_comes(browser: Any, tmp_path: Path) -> None:
+    """Hop by hop, and not as a part of the tile."""
+    plan = PLANS["ring"]
+    exchange = plan.steps[0].moves[0].exchange
+    with loaded(browser, plan.to_html(), tmp_path) as opening:
+        page, hops = opening.page, exchange.hops
+        assert int(page.get_attribute("#scrub", "max")) == hops
+        for hop in range(1, hops + 1):
+            page.keyboard.press("ArrowRight")
+            for device, drawn in shown(page).items():
+                wanted = [piece for piece in exchange.incoming(device) if piece.round <= hop]
+                passing = [piece for piece in exchange.passing(device) if piece.round == hop]
+                boxes = sorted([[*piece.box] for piece in (*wanted, *passing)])
+                assert sorted(box for box, old, _ in drawn if not old) == boxes
+        assert any(exchange.passing(device) for device in plan.devices)
+        opening.check_quiet()
+    lines = traffic_text(device_traffic(plan, 0)).splitlines()
+    assert sum(line.startswith("  hands on") for line in lines) == len(exchange.passing(0))
 
 
 @needs_chromium

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.heavy]
 ON_FOUR = [
     "storages_are_counted",
     "some_limits_are_kept",
-    "the_nearest_along_a_ring_sends",
+    "neighbours_hand_on",
     "plans_are_run_as_they_are",
     "parts_overlap",
     "plans_of_something_else_are_refused",
@@ -31,6 +31,11 @@ def wrong() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", ON_FOUR)
 def test_feature(name: str, wrong: dict[str, list[str]]) -> None:
     assert not wrong[name], "\n".join(wrong[name][:5])
+
+
+def test_neighbours_hand_on_among_eight() -> None:
+    found = wrong_features("torch_plans", ["neighbours_hand_on_among_eight"], 8, timeout_s=60)
+    assert not found["neighbours_hand_on_among_eight"], "\n".join(found["neighbours_hand_on_among_eight"][:5])
 
 
 @pytest.mark.slow

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_problems import Problem, coordinate, cut, same, source_tensor, spans, whole_value
-from torch_ranks import unless
+from torch_ranks import counted_traffic, unless
 
 import reshard as rs
 from reshard.digits import Digit
@@ -139,22 +141,66 @@ def limits_are_kept(rank: int, count: int = 100) -> list[str]:
     return wrong
 
 
-def the_nearest_along_a_ring_sends(rank: int) -> list[str]:
-    mesh = init_device_mesh("cpu", (2, 2))
-    wrong, taken = [], 0
-    for problem in drawn(60, seed=6):
+def ring_plans(mesh: DeviceMesh, problems: list[Problem], ring: Digit) -> Iterator[tuple[Problem, rs.Plan]]:
+    """Plans of one step along a ring, as many as may be."""
+    for problem in problems:
         made = plan_of(problem, mesh)
-        if len(made.steps) != 1:
-            continue
-        try:
-            plan = replace(made, steps=(replace(made.steps[0], kind="", near=0, ring=Digit(1, 4)),))
-        except rs.ReshardError:  # of partial values, or of what digits do not say
-            continue
+        with suppress(rs.ReshardError):  # of partial values, or of what digits do not say
+            yield problem, replace(made, steps=(rs.Step(made.reshard, ring=ring),))
+
+
+def plans_with_kept(mesh: DeviceMesh, problems: list[Problem], ring: Digit) -> Iterator[tuple[Problem, rs.Plan]]:
+    """Plans of two steps, the second of which may send what ranks kept from the source."""
+    for before, problem in pairwise(problems):
+        made = plan_of(problem, mesh)
+        with suppress(rs.ReshardError):
+            middle = rs.torch.sharding_of(before.target, mesh, len(problem.shape))
+            along = rs.Step(replace(made.reshard, source=middle), ring=ring, kept=made.source)
+            yield problem, rs.Plan(made.reshard, (rs.Step(replace(made.reshard, target=middle)), along))
+
+
+def neighbours_hand_on(rank: int) -> list[str]:
+    """Along a ring ranks receive what is planned; into memory at hand, in parts, and as code too."""
+    return along_ring(rank, (2, 2), Digit(1, 4))
+
+
+def neighbours_hand_on_among_eight(rank: int) -> list[str]:
+    return [*along_ring(rank, (2, 2, 2), Digit(1, 8)), *along_ring(rank, (4, 2), Digit(2, 4), 400)]
+
+
+def along_ring(rank: int, sizes: tuple[int, ...], ring: Digit, count: int = 100) -> list[str]:
+    mesh = init_device_mesh("cpu", sizes)
+    wrong, taken, passing, parted, kept = [], 0, 0, 0, 0
+    problems = drawn(count, 6, sizes)
+    for problem, whole in chain(ring_plans(mesh, problems, ring), plans_with_kept(mesh, problems, ring)):
         taken += 1
-        y = rs.torch.run(plan, source_tensor(problem, mesh))
-        wanted = cut(whole_value(problem), spans(problem.shape, (2, 2), problem.target, coordinate(rank, (2, 2))))
-        wrong.append(unless(same(y.to_local(), wanted), f"{problem}: {y.to_local()} for {wanted}"))
-    return [*wrong, unless(taken > 10, f"only {taken}")]
+        exchange = whole.steps[-1].moves[0].exchange
+        passing += bool(exchange.passing(rank))
+        kept += not all(exchange.holds(piece.sender, piece.box) for piece in exchange.outgoing(rank) if piece.round < 2)
+        plans = [whole]
+        with suppress(rs.ReshardError):  # what has no such parts
+            plans.append(replace(whole, parts=3))
+        parted += len(plans) == 2
+        x = source_tensor(problem, mesh)
+        wanted = cut(whole_value(problem), spans(problem.shape, sizes, problem.target, coordinate(rank, sizes)))
+        strided = torch.empty(wanted.shape[::-1], dtype=wanted.dtype).permute(*reversed(range(wanted.dim())))
+        for plan in plans:
+            rs.torch.run(plan, x)  # which compares what ranks do
+            with counted_traffic() as traffic:
+                y = rs.torch.run(plan, x, check="never")
+            wrong.append(unless(same(y.to_local(), wanted), f"{plan!r}: {y.to_local()} for {wanted}"))
+            received = plan.received_bytes_on(rank)
+            wrong.append(unless(traffic.received == received, f"{plan!r}: {traffic.received} bytes for {received}"))
+            for out in (torch.empty_like(wanted), strided):
+                rs.torch.run(plan, x, out=out)
+                wrong.append(unless(same(out, wanted), f"{plan!r} into memory: {out}"))
+            if taken % 8 == 0:
+                module: dict[str, Any] = {}
+                exec(rs.torch.code_of(plan), module)
+                found = module["reshard"](x.to_local())
+                wrong.append(unless(same(found, wanted), f"{plan!r} as code: {found} for {wanted}"))
+    fine = taken > 10 and parted > 2 and passing > 1 and kept > 0
+    return [*wrong, unless(fine, f"{taken} plans, {parted} in parts; {passing} pass, of {kept} what was kept is sent")]
 
 
 def plans_are_run_as_they_are(rank: int) -> list[str]:
@@ -275,10 +321,10 @@ def parts_overlap(rank: int) -> list[str]:
         names: dict[str, Any] = {}
         exec(plan.to_code("torch"), names)
         code = names["reshard"](source.to_local())
-        wrong.append(unless(same(code, wanted), f"{plan} as code: {code}"))
+        wrong.append(unless(same(code, wanted), f"{plan!r} as code: {code}"))
         out = torch.empty(wanted.shape, dtype=wanted.dtype)
         rs.torch.run(plan, source, out=out)
-        wrong.append(unless(same(out, wanted), f"{plan} into memory: {out}"))
+        wrong.append(unless(same(out, wanted), f"{plan!r} into memory: {out}"))
         wrong.append(unless(plan.parts > 1 or after == [S0, R], f"{plan} is not in parts"))
     rings = rs.network.Level(1, 2, "ring", 1, 0), rs.network.Level(2, 2, "ring", 1, 0)
     partial = DTensor.from_local(whole + rank, mesh, [Partial(), Partial()], run_check=False)
@@ -296,7 +342,7 @@ def parts_overlap(rank: int) -> list[str]:
         wrong.append(unless(same(rs.torch.run(plan, source).to_local(), wanted), f"{plan}: another tile"))
         names = {}
         exec(plan.to_code("torch"), names)
-        wrong.append(unless(same(names["reshard"](source.to_local()), wanted), f"{plan} as code: another tile"))
+        wrong.append(unless(same(names["reshard"](source.to_local()), wanted), f"{plan!r} as code: another tile"))
     for before, after in (([S0, R], [S1, R]), ([R, S1], [R, R])):
         source = distribute_tensor(whole, mesh, before)
         ends = (rs.torch.sharding_of(side, mesh, 2) for side in (before, after))
@@ -307,5 +353,5 @@ def parts_overlap(rank: int) -> list[str]:
         names = {}
         exec(plan.to_code("torch"), names)
         code = names["reshard"](source.to_local())
-        wrong.append(unless(same(code, wanted) and len(names["WAYS"]) > 1, f"{plan} as code: {code}"))
+        wrong.append(unless(same(code, wanted) and len(names["WAYS"]) > 1, f"{plan!r} as code: {code}"))
     return wrong

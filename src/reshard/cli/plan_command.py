@@ -137,7 +137,7 @@ def _place_of(end: Sharding, device: int, plan: Plan) -> Box | list[Box] | None:
 
 def _pieces(exchange: Exchange, device: int, itemsize: int) -> dict[str, Any]:
     if device not in exchange.source.mesh and device not in exchange.target.mesh:
-        return {"keeps": [], "receives": [], "sends": []}
+        return {"keeps": [], "receives": [], "hands_on": [], "sends": []}
 
     def records(pieces: Iterable[Piece], verb: str, peer: str) -> list[dict[str, Any]]:
         return [
@@ -145,10 +145,11 @@ def _pieces(exchange: Exchange, device: int, itemsize: int) -> dict[str, Any]:
             for piece in pieces
         ]
 
-    incoming, outgoing = exchange.incoming(device), exchange.outgoing(device)
+    incoming, passing, outgoing = exchange.incoming(device), exchange.passing(device), exchange.outgoing(device)
     return {
         "keeps": [piece.box for piece in incoming if piece.sender == device],
         "receives": records((piece for piece in incoming if piece.sender != device), "from", "sender"),
+        "hands_on": records(passing, "from", "sender"),
         "sends": records((piece for piece in outgoing if piece.receiver != device), "to", "receiver"),
     }
 
@@ -168,10 +169,10 @@ def traffic_text(traffic: dict[str, Any]) -> str:
             what = f": what arrives for one box is combined by {exchange['reduction']}" if exchange["reduction"] else ""
             lines.append(f"step {number} {step['kind']}{part}{what}")
             lines += [f"  keeps {box}" for box in exchange["keeps"]]
-            for verb, preposition in (("receives", "from"), ("sends", "to")):
+            for verb, preposition in (("receives", "from"), ("hands on", "from"), ("sends", "to")):
                 lines += [
                     f"  {verb} {piece['box']} {preposition} device {piece[preposition]}, {bytes_text(piece['bytes'])}"
-                    for piece in exchange[verb]
+                    for piece in exchange[verb.replace(" ", "_")]
                 ]
         if not step["exchanges"]:
             lines.append(f"step {number} {step['kind']}: nothing is sent")

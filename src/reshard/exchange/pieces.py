@@ -8,6 +8,7 @@ coordinates; nothing here is a table of all pairs of devices.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -193,6 +194,16 @@ class Exchange(ABC):
             ReshardError: `unknown-device` where the device is neither in the source nor in the target.
         """
 
+    def taken(self, device: int) -> list[Piece]:
+        """All pieces that come to a device, those too that it only hands on, and what it keeps.
+
+        Those from one device are in the order in which `outgoing` of that one has them.
+
+        Raises:
+            ReshardError: as `incoming`.
+        """
+        return self.incoming(device)
+
     def passing(self, device: int) -> list[Piece]:
         """The pieces that come to a device to be handed on alone: its target tile lacks none of them.
 
@@ -207,8 +218,20 @@ class Exchange(ABC):
         """How often pieces are handed on, and once more: where it is more than 1, `Piece.round` counts hops from 1.
 
         What is sent in a later hop is a piece that its sender received in the hop before.
+        Of what `outgoing` sends to one device in a hop, what that hands on comes first, in the order in which it does.
         """
         return 1
+
+    def by_hop(self, pieces: Iterable[Piece]) -> list[list[Piece]]:
+        """The pieces of each hop, in their order; what stays on its device is with those of the first."""
+        hops: list[list[Piece]] = [[] for _ in range(self.hops)]
+        for piece in pieces:
+            hops[max(piece.round, 1) - 1 if len(hops) > 1 else 0].append(piece)
+        return hops
+
+    def holder_of(self, piece: Piece) -> int:
+        """The device whose source tile has a piece: its sender, unless that only hands it on."""
+        return piece.sender
 
     @cached_property
     def is_even(self) -> bool:
@@ -292,7 +315,7 @@ class Exchange(ABC):
 
     def received_on(self, device: int) -> int:
         """The number of elements that a device receives from others."""
-        return sum(piece.box.size for piece in self.incoming(device) if piece.sender != device)
+        return sum(piece.box.size for piece in self.taken(device) if piece.sender != device)
 
     def _check_device(self, device: int) -> None:
         if device not in self.source.mesh and device not in self.target.mesh:

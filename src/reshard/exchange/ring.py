@@ -9,6 +9,7 @@ Who hands on what its own tile lacks receives it too, so devices may receive mor
 What goes to neighbours at once is a *hop*, which `Piece.round` counts from 1: a piece that is sent in a later hop is
 one that its sender received in the hop before.
 What stays on its device is of round 0.
+Of what goes to a neighbour in one hop those pieces come first that go furthest, so that what is handed on is its front.
 
 By hand, 4 devices on a ring, of 8 elements 0 and 1 hold the first half, 2 and 3 the second, and all want all: 2 lacks
 what 1 holds beside it, and 0 two hops away; half comes each way, the second by 3, which lacks it too.
@@ -39,7 +40,7 @@ from reshard.box import Box
 from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
 from reshard.exchange.pieces import Exchange, Piece, PieceTable
-from reshard.exchange.ring_flows import Fixed, Flags, Roles, units_and_flows
+from reshard.exchange.ring_flows import Fixed, Flags, Flows, Roles, units_and_flows
 from reshard.exchange.transposed_flows import MOST, transposed_flows
 from reshard.mesh import ENUMERABLE
 from reshard.mix import Floats
@@ -145,7 +146,11 @@ class _Rows(NamedTuple):
         units, flows = units_and_flows(*roles.numbered(values))
         unit, place = np.nonzero(units.holds & units.wants)
         stays = unit, place, place, 0 * place, 0.0 * place, 0.0 * place + 1.0
-        travels = flows.unit, flows.senders, flows.receivers, flows.hops + 1, flows.low, flows.high
+        order = _furthest_first(flows)
+        travels = (
+            column[order]
+            for column in (flows.unit, flows.senders, flows.receivers, flows.hops + 1, flows.low, flows.high)
+        )
         columns = (np.concatenate(pair) for pair in zip(stays, travels, strict=True))
         unit, senders, receivers, rounds, low, high = columns
         return cls(unit, senders, receivers, rounds, low, high, units.wants[unit, receivers])
@@ -300,8 +305,12 @@ class RingExchange(Exchange):
         ]
 
     def _received_on(self, device: int, *, wanted: bool) -> list[Piece]:
-        table, is_wanted = self._all
-        return self._pieces((table.receivers == self._place(self.target, device)) & (is_wanted == wanted))
+        return self._pieces(self._comes_to(device) & (self._all[1] == wanted))
+
+    def _comes_to(self, device: int) -> Flags:
+        """Per piece whether a device keeps or receives it."""
+        comes: Flags = self.table().receivers == self._place(self.target, device)
+        return comes
 
     def incoming(self, device: int) -> list[Piece]:
         """As of `Exchange`."""
@@ -311,9 +320,20 @@ class RingExchange(Exchange):
         """As of `Exchange`."""
         return self._received_on(device, wanted=False)
 
+    def taken(self, device: int) -> list[Piece]:
+        """As of `Exchange`."""
+        return self._pieces(self._comes_to(device))
+
     def outgoing(self, device: int) -> list[Piece]:
         """As of `Exchange`, in any hop."""
         return self._pieces(self.table().senders == self._place(self.source, device))
+
+    def holder_of(self, piece: Piece) -> int:
+        """As of `Exchange`: as far back along the ring as the piece has gone."""
+        position, receiver = (int(self.source.mesh.position_of(device)) for device in piece[:2])
+        place = self.ring.value(position)
+        held_at = (place + (place - self.ring.value(receiver)) * max(piece.round - 1, 0)) % self.ring.size
+        return self.source.mesh.device_at(position + (held_at - place) * self.ring.stride)
 
     def _place(self, tiling: Tiling, device: int) -> int:
         """The position of a device in a tiling; none where it is of the other alone."""
@@ -448,6 +468,17 @@ def change_places(
         if partner is None or before[number] is None or before[number] != after[partner]:
             return False
     return True
+
+
+def _furthest_first(flows: Flows) -> Positions:
+    """An order of what goes from neighbour to neighbour: hop by hop, and of each first what is handed on most often."""
+    _, lows = np.unique(flows.low, return_inverse=True)
+    is_back = (flows.receivers - flows.senders) % flows.size != 1
+    holders = (flows.senders + np.where(is_back, flows.hops, -flows.hops)) % flows.size
+    _, ways = np.unique(((flows.unit * flows.size + holders) * 2 + is_back) * len(lows) + lows, return_inverse=True)
+    last = np.zeros(len(ways), dtype=np.int64)
+    np.maximum.at(last, ways, flows.hops)
+    return np.lexsort((lows, flows.unit, -last[ways], flows.hops))
 
 
 def _values(sizes: tuple[int, ...]) -> tuple[Positions, ...]:

@@ -8,12 +8,14 @@ through strips while it sends; where they come as strips it writes these as fast
 What is summed before it is sent, or combined once it is there, has a buffer of its own size; so has what comes twice
 into a window.
 Ranks whose tiles are shared with this one send it nothing: it reads these.
+Along a ring messages go in hops: all that comes has a buffer, that of every second hop the same, and what is handed on
+is sent from there.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -26,9 +28,9 @@ from reshard.array_tiles import Array, assembled, part_of, sent_part
 from reshard.box import Box, is_one_run
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
-from reshard.exchange import Piece
+from reshard.exchange import Piece, RingExchange
 from reshard.mpi.participants import MOST_ROOM_BYTES, Participants
-from reshard.mpi.subarrays import memory_of, run_of, subarrays
+from reshard.mpi.subarrays import memory_of, runs_of, subarrays
 from reshard.plans import Plan
 from reshard.steps import Move
 from reshard.tile import Tile
@@ -44,7 +46,7 @@ class MessageEnd:
     """All that one rank sends in a move, or receives."""
 
     pieces: dict[int, list[Piece]]
-    """By the other rank, in an order that both know."""
+    """By the other rank, in the order in which it has them too."""
     types: dict[int, MPI.Datatype]
     room_bytes: int | None
     """Of the buffer that messages are packed into, one after the other; None where they lie in the tile."""
@@ -72,7 +74,6 @@ class MessageEnd:
             by_peer.setdefault(peer, []).append(piece)
         types, starts, end = {}, {}, 0
         for peer, parts in by_peer.items():
-            parts.sort(key=lambda piece: (piece.box, piece.round))
             if place_of is not None:
                 types[peer] = subarrays(shape, [place_of(piece.box) for piece in parts], itemsize)
                 continue
@@ -80,13 +81,41 @@ class MessageEnd:
             for piece in parts:
                 starts[piece] = end
                 end += piece.box.size * itemsize
-            types[peer] = run_of(first, end - first)
+            types[peer] = runs_of([(first, end - first)])
         return cls(by_peer, types, None if place_of is not None else end, starts)
+
+    @classmethod
+    def handed_on(cls, pieces: Iterable[Piece], came: MessageEnd, itemsize: int) -> MessageEnd:
+        """The messages of pieces that came in the hop before, where they lie: along one ring the front of one of those.
+
+        Args:
+            pieces: in the order in which they go.
+            came: the messages of that hop, in their buffer.
+            itemsize: bytes per element.
+        """
+        starts = {piece.box: start for piece, start in came.starts.items()}
+        by_peer: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            by_peer.setdefault(piece.receiver, []).append(piece)
+        types = {
+            peer: runs_of([(starts[part.box], part.box.size * itemsize) for part in parts])
+            for peer, parts in by_peer.items()
+        }
+        return cls(by_peer, types, None, {})
 
     def free(self) -> None:
         """Give the datatypes back."""
         for datatype in self.types.values():
             datatype.Free()
+
+
+class Hop(NamedTuple):
+    """What is under way at once; of most moves all."""
+
+    sends: MessageEnd
+    receives: MessageEnd
+    wanted: list[Piece]
+    """What comes into the tile with it, in the order in which it is combined; with the first what is kept too."""
 
 
 class PieceCopy(NamedTuple):
@@ -113,33 +142,51 @@ class LocalMove:
         self.target = _tile_of(exchange.target, device)
         outgoing = [] if source is None else exchange.outgoing(device)
         self.incoming = [] if self.target is None else exchange.incoming(device)
-        sent = [(piece.receiver, piece) for piece in outgoing if piece.receiver != device]
+        taken = self.incoming if self.target is None or exchange.hops == 1 else exchange.taken(device)
+        leaving = exchange.by_hop(piece for piece in outgoing if piece.receiver != device)
+        arriving = exchange.by_hop(piece for piece in taken if piece.sender != device)
+        sent = [(piece.receiver, piece) for piece in leaving[0]]
         shape = () if source is None else source.shape
         is_summed = exchange.source.layout.is_summed
         strips = [piece.box.size * dtype.itemsize for _, piece in sent if not is_one_run(piece.box.shape, shape)]
-        is_packed = keeps_rooms and max(strips, default=0) >= LEAST_PACKED_BYTES and sum(strips) <= MOST_ROOM_BYTES
+        is_worth_it = max(strips, default=0) >= LEAST_PACKED_BYTES and sum(strips) <= MOST_ROOM_BYTES
+        is_packed = not all(self._is_held(piece) for _, piece in sent) or (keeps_rooms and is_worth_it)
         self.sent_places = (
-            {} if source is None or is_summed else {piece: source.owned_place(piece.box) for _, piece in sent}
+            {}
+            if source is None or is_summed
+            else {piece: source.owned_place(piece.box) for _, piece in sent if self._is_held(piece)}
         )
-        self.sends = MessageEnd.of(
+        sends = MessageEnd.of(
             sent,
             shape,
             None if source is None or is_packed or is_summed else source.owned_place,
             dtype.itemsize,
         )
-        received = ((piece.sender, piece) for piece in self.incoming if piece.sender != device)
-        self.receives = MessageEnd.of(
-            received,
-            () if self.target is None else self.target.shape,
-            self._place if self.is_straight else None,
-            dtype.itemsize,
-        )
+        self.hops: list[Hop] = []
+        for number, (pieces, wanted) in enumerate(zip(arriving, exchange.by_hop(self.incoming), strict=True)):
+            receives = MessageEnd.of(
+                [(piece.sender, piece) for piece in pieces],
+                () if self.target is None else self.target.shape,
+                self._place if self.is_straight else None,
+                dtype.itemsize,
+            )
+            if number:
+                sends = MessageEnd.handed_on(leaving[number], self.hops[-1].receives, dtype.itemsize)
+            self.hops.append(Hop(sends, receives, wanted))
+
+    def _is_held(self, piece: Piece) -> bool:
+        """Whether what is sent first, or stays, is in the tile before, and not in the first one of the plan alone."""
+        exchange = self.move.exchange
+        if not isinstance(exchange, RingExchange) or exchange.kept is None:
+            return True
+        return exchange.holds(piece.sender, piece.box)
 
     @cached_property
     def is_straight(self) -> bool:
         """Whether what arrives lies at one place of the tile, and stands there as it came."""
         target = self.target
-        if target is None or self.move.reduction is not None or self.move.fill is not None:
+        is_put_together = self.move.reduction is not None or self.move.fill is not None
+        if target is None or is_put_together or isinstance(self.move.exchange, RingExchange):
             return False
         return all(len(target.places(piece.box)) == 1 for piece in self.incoming)
 
@@ -152,14 +199,15 @@ class LocalMove:
     def is_dense(self) -> bool:
         """Whether most ranks talk with most."""
         try:
-            return 2 * self.move.exchange.rounds >= len(self.participants.devices)
+            return self.move.exchange.hops == 1 and 2 * self.move.exchange.rounds >= len(self.participants.devices)
         except ReshardError:  # too many pieces to count
             return False
 
     @property
     def room_bytes(self) -> int:
-        """Of both buffers."""
-        return (self.sends.room_bytes or 0) + (self.receives.room_bytes or 0)
+        """Of all buffers: that of what is packed, and of what is received in every second hop one."""
+        received = [hop.receives.room_bytes or 0 for hop in self.hops]
+        return (self.hops[0].sends.room_bytes or 0) + max(received[::2]) + max(received[1::2], default=0)
 
     @cached_property
     def copies_in_turn(self) -> list[PieceCopy]:
@@ -185,54 +233,85 @@ class LocalMove:
                 [0] * len(devices),
                 [end.types.get(device, MPI.BYTE) for device in devices],
             )
-            for end in (self.sends, self.receives)
+            for end in self.hops[0][:2]
         ]
 
     def run(
-        self, tile: Array | None, dtype: np.dtype[Any], out: Array | None = None, near: Mapping[int, Any] | None = None
+        self,
+        tile: Array | None,
+        dtype: np.dtype[Any],
+        out: Array | None = None,
+        near: Mapping[int, Any] | None = None,
+        kept: Array | None = None,
     ) -> Array | None:
         """The tile after the move.
 
         Args:
             tile: before it, contiguous; None on a rank that has none.
-            dtype: of both.
+            dtype: of all.
             out: memory for it.
             near: by device, the memory of tiles that this rank can read, whose ranks read its tile too; None where no
                 rank reads another's.
+            kept: the rank's first tile in the plan.
         """
-        device, exchange = self.participants.device, self.move.exchange
-        tiles: Mapping[int, Any] = near or {}
-        sent = tile if self.sends.room_bytes is None else self._packed(tile, dtype, tiles)
-        array: Array | None = None
-        received: Array | None
-        if self.is_straight:
-            is_whole = out is not None and not exchange.target.layout.has_windows
-            received = array = out if is_whole else assembled(self.move, device, (), dtype, out)
-        else:
-            received = None if self.target is None else self._room("received", self.receives.room_bytes or 0)
-        requests = self._posted(sent, received, near)
-
-        def arriving(pieces: Iterable[Piece]) -> Iterable[tuple[Box, Array]]:
-            for piece in pieces:
-                if piece.sender == device or piece.sender in tiles:
-                    values: Any = tile if piece.sender == device else self._neighbour(tiles, piece.sender, dtype)
-                    yield piece.box, sent_part(values, piece.box, exchange.source, piece.sender)
-                elif received is not None and not self.is_straight:
-                    start = self.receives.starts[piece]
-                    room = received[start : start + piece.box.size * dtype.itemsize]
-                    yield piece.box, room.view(dtype).reshape(piece.box.shape)
-
-        if array is not None and self.target is not None:
-            for piece, place, of, part in self.copies_in_turn:
-                if piece.sender == device or piece.sender in tiles:
-                    values = tile if piece.sender == device else self._neighbour(tiles, piece.sender, dtype)
-                    part_of(array, place)[...] = part_of(self._sent(values, piece, of), part)
-            MPI.Request.Waitall(requests)
-            return array
-        MPI.Request.Waitall(requests)
-        if self.target is None:
+        if isinstance(self.move.exchange, RingExchange):  # what is handed on is not in the tile of who hands it on
+            near = None
+        if not self.is_straight:
+            pieces = self._arriving(tile, kept, dtype, near)
+            if self.target is not None:
+                return assembled(self.move, self.participants.device, pieces, dtype, out)
+            for _ in pieces:  # nothing comes, but what is sent must go
+                pass
             return None
-        return assembled(self.move, device, arriving(self.incoming), dtype, out)
+        is_whole = out is not None and not self.move.exchange.target.layout.has_windows
+        array = out if is_whole else assembled(self.move, self.participants.device, (), dtype, out)
+        requests = self._posted(self.hops[0], self._leaving(tile, kept, dtype, near), array, near)
+        if array is not None:
+            for piece, place, of, part in self.copies_in_turn:
+                values = self._at_hand(piece.sender, tile, dtype, near)
+                if values is not None:
+                    part_of(array, place)[...] = part_of(self._sent(values, piece, of), part)
+        MPI.Request.Waitall(requests)
+        return array
+
+    def _arriving(
+        self, tile: Array | None, kept: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any] | None
+    ) -> Iterator[tuple[Box, Array]]:
+        """What comes into the tile, hop by hop; the next hop is under way while what came is put in its place."""
+        memory, room = self._leaving(tile, kept, dtype, near), self._received_room(0)
+        requests = self._posted(self.hops[0], memory, room, near)
+        for number, hop in enumerate(self.hops):
+            MPI.Request.Waitall(requests)
+            memory = room
+            if number + 1 < len(self.hops):
+                room = self._received_room(number + 1)
+                requests = self._posted(self.hops[number + 1], memory, room, near)
+            for piece in hop.wanted:
+                values = self._at_hand(piece.sender, tile, dtype, near)
+                if values is None:
+                    start = hop.receives.starts[piece]
+                    came = memory[start : start + piece.box.size * dtype.itemsize]
+                    yield piece.box, came.view(dtype).reshape(piece.box.shape)
+                else:
+                    yield piece.box, self._first_part(values, kept, piece)
+
+    def _at_hand(
+        self, device: int, tile: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any] | None
+    ) -> Array | None:
+        """The tile of a device before the move: that of the rank itself, or one that it reads; None for others."""
+        if device == self.participants.device:
+            return tile
+        if near is None or device not in near:
+            return None
+        held: Array = near[device].view(dtype).reshape(self.move.exchange.source.tile(device).shape)
+        return held
+
+    def _first_part(self, tile: Any, kept: Any, piece: Piece) -> Array:
+        """What is sent first of a piece, or stays: of the tile before, or of the first one of the plan."""
+        exchange: Any = self.move.exchange
+        if self._is_held(piece):
+            return sent_part(tile, piece.box, exchange.source, piece.sender)
+        return sent_part(kept, piece.box, exchange.kept, piece.sender)
 
     def _sent(self, values: Any, piece: Piece, of: tuple[slice, ...] | None) -> Array:
         """What is sent of a piece, of a tile that lies at hand."""
@@ -240,24 +319,33 @@ class LocalMove:
             sent_part(values, piece.box, self.move.exchange.source, piece.sender) if of is None else part_of(values, of)
         )
 
-    def _neighbour(self, near: Mapping[int, Any], device: int, dtype: np.dtype[Any]) -> Array:
-        tile: Array = near[device].view(dtype).reshape(self.move.exchange.source.tile(device).shape)
-        return tile
-
     def _room(self, use: str, nbytes: int) -> Array:
         return self.participants.room(use, nbytes) if self.keeps_rooms else np.empty(nbytes, np.uint8)
 
-    def _packed(self, tile: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any]) -> Array:
-        """What is sent, in its buffer; nothing to those that read the tile."""
-        room = self._room("sent", self.sends.room_bytes or 0)
-        for piece, start in self.sends.starts.items() if tile is not None else ():
-            if piece.receiver in near:
+    def _received_room(self, hop: int) -> Array:
+        return self._room(f"received {hop % 2}", self.hops[hop].receives.room_bytes or 0)
+
+    def _leaving(
+        self, tile: Array | None, kept: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any] | None
+    ) -> Array | None:
+        """What is sent first: the tile, or a buffer, in which nothing is packed for those that read the tile."""
+        sends = self.hops[0].sends
+        if sends.room_bytes is None:
+            return tile
+        room = self._room("sent", sends.room_bytes)
+        if tile is None:
+            return room
+        for piece, start in sends.starts.items():
+            if near is not None and piece.receiver in near:
                 continue
             place = room[start : start + piece.box.size * dtype.itemsize].view(dtype).reshape(piece.box.shape)
-            place[...] = self._sent(tile, piece, self.sent_places.get(piece))
+            of = self.sent_places.get(piece)
+            place[...] = self._first_part(tile, kept, piece) if of is None else part_of(tile, of)
         return room
 
-    def _posted(self, sent: Array | None, received: Array | None, near: Mapping[int, Any] | None) -> list[MPI.Request]:
+    def _posted(
+        self, hop: Hop, sent: Array | None, received: Array | None, near: Mapping[int, Any] | None
+    ) -> list[MPI.Request]:
         """What to wait for."""
         comm, places = self.participants.comm, self.participants.place_of
         nothing = np.zeros(1, np.uint8)
@@ -267,12 +355,12 @@ class LocalMove:
             return []
         requests = [
             comm.Irecv([memories[1], 1, datatype], places[peer], TAG)
-            for peer, datatype in self.receives.types.items()
+            for peer, datatype in hop.receives.types.items()
             if near is None or peer not in near
         ]
         requests += [
             comm.Isend([memories[0], 1, datatype], places[peer], TAG)
-            for peer, datatype in self.sends.types.items()
+            for peer, datatype in hop.sends.types.items()
             if near is None or peer not in near
         ]
         return requests
@@ -333,7 +421,11 @@ class RankPlan:
             )
 
     def run(
-        self, tile: Array | None, dtype: np.dtype[Any], out: Array | None = None, near: Mapping[int, Any] | None = None
+        self,
+        tile: Array | None,
+        dtype: np.dtype[Any],
+        out: Array | None = None,
+        near: Mapping[int, Any] | None = None,
     ) -> Array | None:
         """The tile of the target, in fresh memory or in `out`; see `LocalMove.run`."""
         for number, stretch in enumerate(self.of_stretches, 1):
@@ -343,6 +435,7 @@ class RankPlan:
             return tile
         if self.of_parts:
             return self._in_parts(tile, dtype, out)
+        kept = tile
         for number, move in enumerate(self.moves):
             target = move.target
             if tile is not None and number == 0 and move.move.exchange.source.shape != self.plan.shape:
@@ -353,7 +446,7 @@ class RankPlan:
                 memory = self.participants.room(f"tile {number % 2}", nbytes).view(dtype).reshape(target.shape)
             elif target is not None and out is not None and number + 1 == len(self.moves):
                 memory = out.reshape(target.shape)
-            tile = move.run(tile, dtype, memory, near if number == 0 else None)
+            tile = move.run(tile, dtype, memory, near if number == 0 else None, kept)
         if self.target_shape is None:
             return None
         if out is not None:
@@ -381,6 +474,5 @@ class RankPlan:
         """Give the datatypes back."""
         for nested in {id(nested): nested for nested in (*self.of_parts, *self.of_stretches)}.values():
             nested.free()
-        for move in self.moves:
-            move.sends.free()
-            move.receives.free()
+        for end in (end for move in self.moves for hop in move.hops for end in hop[:2]):
+            end.free()

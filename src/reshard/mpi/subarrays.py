@@ -30,9 +30,15 @@ def subarrays(shape: tuple[int, ...], parts: Sequence[tuple[slice, ...]], itemsi
     return joined
 
 
-def run_of(start: int, nbytes: int) -> MPI.Datatype:
-    """Bytes of a buffer in one run."""
-    return MPI.Datatype.Create_struct([nbytes], [start], [MPI.BYTE]).Commit()
+def runs_of(runs: Sequence[tuple[int, int]]) -> MPI.Datatype:
+    """Bytes of a buffer in runs, of each where it starts and how long it is; those that follow one another as one."""
+    joined: list[tuple[int, int]] = []
+    for start, nbytes in runs:
+        if joined and sum(joined[-1]) == start:
+            start, nbytes = joined[-1][0], joined.pop()[1] + nbytes
+        joined.append((start, nbytes))
+    starts, lengths = zip(*joined, strict=True)
+    return MPI.Datatype.Create_struct(list(lengths), list(starts), [MPI.BYTE] * len(joined)).Commit()
 
 
 def _subarray(shape: tuple[int, ...], part: tuple[slice, ...], itemsize: int) -> MPI.Datatype:

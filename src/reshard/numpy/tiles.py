@@ -20,6 +20,7 @@ count what every device received.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from reshard.box import Box
 from reshard.checks import checked_shape, expect
 from reshard.dtypes import dtype_named, identity
 from reshard.errors import ReshardError
+from reshard.exchange import RingExchange
 from reshard.notation import as_sharding
 from reshard.plans import Plan
 from reshard.steps import Move, Step
@@ -134,8 +136,9 @@ def run(plan: Plan, tiles: Mapping[int, Array], *, received_bytes: dict[int, int
         if stretch.parts > 1:
             current = _in_parts(stretch, current, counts)
             continue
+        first = current
         for step in stretch.steps:
-            current = _moved(step, current, counts)
+            current = _moved(step, current, first, counts)
     if received_bytes is not None:
         received_bytes.update(counts)
     if plan.steps:
@@ -149,20 +152,22 @@ def _in_parts(plan: Plan, tiles: Tiles, counts: dict[int, int]) -> Tiles:
     moved: list[Tiles] = []
     for number, of_part in enumerate(plan.plans_of_parts):
         part = {device: plan.parting.cut(tile, plan.parts, number, np.concatenate) for device, tile in tiles.items()}
+        first = part
         for step in of_part.steps:
-            part = _moved(step, part, counts)
+            part = _moved(step, part, first, counts)
         moved.append(part)
     return {device: plan.parting.joined([part[device] for part in moved], np.concatenate) for device in moved[0]}
 
 
-def _moved(step: Step, tiles: Tiles, counts: dict[int, int]) -> Tiles:
+def _moved(step: Step, tiles: Tiles, kept: Tiles, counts: dict[int, int]) -> Tiles:
+    """The tiles after a step, from those before it and those of the plan's source, which devices keep."""
     lifted = len(step.transfers[0].exchange.target.shape) != len(step.shape)
     if lifted:
         tiles = {device: tile.reshape(1) for device, tile in tiles.items()}
     for move in step.transfers:
         devices = move.exchange.target.mesh.device_array.tolist()
-        if move.exchange.hops > 1:
-            tiles = _handed_on(move, tiles, counts)
+        if isinstance(move.exchange, RingExchange):
+            tiles = _handed_on(move, move.exchange, tiles, kept, counts)
         else:
             tiles = {device: _received(move, device, tiles, counts) for device in devices}
     return {device: tile.reshape(()) for device, tile in tiles.items()} if lifted else tiles
@@ -178,26 +183,25 @@ def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -
     return assembled(move, device, arriving, next(iter(sources.values())).dtype)
 
 
-def _handed_on(move: Move, sources: Tiles, counts: dict[int, int]) -> Tiles:
-    """All devices' tiles after a move in hops, hop by hop: what is handed on is what came in the hop before."""
-    exchange, dtype = move.exchange, next(iter(sources.values())).dtype
-    devices = exchange.target.mesh.device_array.tolist()
-    wanted = {device: exchange.incoming(device) for device in devices}
-    coming = [piece for device in devices for piece in (*wanted[device], *exchange.passing(device))]
-    arrived: dict[tuple[int, Box], Array] = {}
-    for hop in range(exchange.hops + 1):
-        handed = {} if hop < 2 else {piece: arrived[piece.sender, piece.box] for piece in coming if piece.round == hop}
-        for piece in coming:
-            if piece.round == hop:
-                part = handed.get(piece)
-                if part is None:
-                    part = sent_part(sources[piece.sender], piece.box, exchange.source, piece.sender)
-                arrived[piece.receiver, piece.box] = part
-                counts[piece.receiver] += part.nbytes if piece.sender != piece.receiver else 0
-    return {
-        device: assembled(move, device, [(piece.box, arrived[device, piece.box]) for piece in wanted[device]], dtype)
-        for device in devices
-    }
+def _handed_on(move: Move, exchange: RingExchange, sources: Tiles, kept: Tiles, counts: dict[int, int]) -> Tiles:
+    """All devices' tiles after a move along a ring: what is handed on is what came in the hop before."""
+    dtype, devices = next(iter(sources.values())).dtype, exchange.target.mesh.device_array.tolist()
+    arrived: dict[tuple[int, Box, int], Array] = {}
+    for piece in sorted(chain.from_iterable(map(exchange.taken, devices)), key=lambda piece: piece.round):
+        sender, box = piece.sender, piece.box
+        if piece.round > 1:
+            part = arrived[sender, box, piece.round - 1]
+        elif exchange.kept is None or exchange.holds(sender, box):
+            part = sent_part(sources[sender], box, exchange.source, sender)
+        else:
+            part = sent_part(kept[sender], box, exchange.kept, sender)
+        arrived[piece.receiver, box, piece.round] = part
+        counts[piece.receiver] += part.nbytes if sender != piece.receiver else 0
+    tiles = {}
+    for device in devices:
+        parts = ((piece.box, arrived[device, piece.box, piece.round]) for piece in exchange.incoming(device))
+        tiles[device] = assembled(move, device, parts, dtype)
+    return tiles
 
 
 def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) -> np.dtype[Any]:

@@ -116,10 +116,10 @@ class RoutePrices:
 
     def _along_ring(self, step: Step, *, keeps: bool) -> Step:
         source = self.ends[0]
-        before, after, kept = map(self.of_steps.roles_of, (step.before, step.after, source))
+        before, after, held = map(self.of_steps.roles_of, (step.before, step.after, source))
         if before is None or after is None:
             return step
-        along = self.of_steps.ring_of(before, after, step.near, kept if keeps else None)
+        along = self.of_steps.ring_of(before, after, step.near, held if keeps else None)
         if along is None:
             return step
         ring, *others = along.rings

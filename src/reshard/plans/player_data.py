@@ -94,7 +94,10 @@ def player_data(plan: Plan) -> dict[str, Any]:
     for number, step, move in moves:
         rows = _rows(move.exchange, devices, sampled)
         columns = intervals.columns(rows)
-        record = {"step": number, "kind": step.kind, "reduction": move.reduction, "classes": move.classes}
+        record = {
+            "step": number, "kind": step.kind, "reduction": move.reduction, "classes": move.classes,
+            "hops": move.exchange.hops,
+        }  # fmt: skip
         pieces.append(record | {"pieces": pack([rows.rounds, rows.senders, rows.receivers, *columns])})
     drawn = [[*numbers] for numbers in intervals.numbers]
     cuts = [sorted({end for pair in pairs for end in pair}) for pairs in drawn]
@@ -175,7 +178,7 @@ def _rows_of(exchange: Exchange, devices: Positions, chosen: Sequence[int]) -> P
     for device in chosen:
         try:
             if device in exchange.source.mesh or device in exchange.target.mesh:
-                pieces.update(exchange.incoming(device), exchange.outgoing(device))
+                pieces.update(exchange.taken(device), exchange.outgoing(device))
         except ReshardError:  # too many even of one device
             continue
     listed = sorted(pieces, key=lambda piece: (piece.round, piece.receiver, piece.sender, piece.box))

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from reshard.axis import Axis
 from reshard.errors import ReshardError
-from reshard.exchange import DigitExchange, Exchange
+from reshard.exchange import DigitExchange, Exchange, RingExchange
 from reshard.mesh import Mesh
 
 
@@ -52,7 +52,7 @@ class Carrier(NamedTuple):
         if self.batches:
             operations = [dist.P2POp(dist.irecv, memory, peer, self.group) for memory, peer in receives]
             operations += [dist.P2POp(dist.isend, memory, peer, self.group) for memory, peer in sends]
-            return [], dist.batch_isend_irecv(operations)
+            return [], dist.batch_isend_irecv(operations) if operations else []
         receiving = [dist.irecv(memory, peer, self.group) for memory, peer in receives]
         return [dist.isend(memory, peer, self.group) for memory, peer in sends], receiving
 
@@ -149,10 +149,13 @@ def _batches(group: Any, device_type: str) -> bool:
 
 def line_of(exchange: Exchange, mesh: Mesh) -> int | None:
     """The mesh dim that every message stays within; None where there is none, or it is not plain to see."""
-    if not isinstance(exchange, DigitExchange) or not exchange.shares_devices:
+    if isinstance(exchange, RingExchange):
+        moved = [exchange.ring]
+    elif isinstance(exchange, DigitExchange) and exchange.shares_devices:
+        digits = exchange.common.digits
+        moved = [digits[i] for i, j in enumerate(exchange.determined_by) if i != j or i in exchange.gathered]
+    else:
         return None
-    digits = exchange.common.digits
-    moved = [digits[i] for i, j in enumerate(exchange.determined_by) if i != j or i in exchange.gathered]
     for mesh_dim, (name, _) in enumerate(mesh.axes):
         line = mesh.digit_of(Axis(name))
         if all(digit.lies_in(line) for digit in moved):

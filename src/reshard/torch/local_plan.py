@@ -21,7 +21,19 @@ from reshard.plans import Plan
 from reshard.steps import Step
 from reshard.tiling import Tiling
 from reshard.torch.carriers import carrier_for, joint_carrier_for
-from reshard.torch.exchange import COMBINE, UNWATCHED, Finish, LocalExchange, Post, Watch, is_plain, local_exchange
+from reshard.torch.exchange import (
+    COMBINE,
+    UNWATCHED,
+    Finish,
+    FinishHop,
+    LocalExchange,
+    Post,
+    PostHop,
+    Watch,
+    ended,
+    is_plain,
+    local_exchange,
+)
 from reshard.torch.turns import turnwise
 
 
@@ -97,24 +109,26 @@ class LocalPlan:
         staged = out if out is not None and (shares or (combines and not is_plain(out, tile))) else None
         out = out if staged is None else None
 
-        def pack(number: int, tile: torch.Tensor) -> Post:
+        first = tile.resolve_conj().resolve_neg()
+
+        def pack(number: int, tile: torch.Tensor) -> PostHop:
             is_last = number + 1 == len(self.exchanges)
             ends = Watch(watch.before_read if number == 0 else None, watch.after_write if is_last else None)
-            return self.exchanges[number].pack(tile, out if is_last else None, workspace, ends)
+            return self.exchanges[number].pack(tile, out if is_last else None, workspace, ends, first)
 
         with self._told():
-            post = pack(0, tile.resolve_conj().resolve_neg())
+            post = pack(0, first)
 
         def begin() -> Finish:
             with self._told():
                 finish = post()
             return lambda: end(finish)
 
-        def end(finish: Finish) -> torch.Tensor:
+        def end(finish: FinishHop) -> torch.Tensor:
             with self._told():
-                result = finish()
+                result = ended(finish)
                 for number in range(1, len(self.exchanges)):
-                    result = pack(number, result)()()
+                    result = ended(pack(number, result)())
             if staged is not None:
                 return staged.copy_(result.view(staged.shape))
             return result if result.shape == self.target_shape else result.view(self.target_shape)
@@ -122,19 +136,32 @@ class LocalPlan:
         return begin
 
     def _in_parts(self, tile: torch.Tensor) -> torch.Tensor:
-        """The target tile, its parts one behind the other: while one is in an exchange, the next is in that before."""
+        """The target tile, its parts one behind the other: while one is in an exchange, the next is in that before.
+
+        So it is with hops: those that are under way are all posted before any is waited for.
+        """
         parting, parts, tile = self.plan.parting, self.parts, tile.resolve_conj().resolve_neg()
         tiles = [parting.cut(tile, len(parts), number, torch.cat) for number in range(len(parts))]
-        waves = max(number + len(part.exchanges) for number, part in enumerate(parts))
+        kept = [
+            tile if any(step.kept for step in part.plan.steps) else None
+            for tile, part in zip(tiles, parts, strict=True)
+        ]
+        to_come = [list(part.exchanges) for part in parts]
+        waves = max(n + sum(1 + len(one.later) for one in part.exchanges) for n, part in enumerate(parts))
+        under_way: dict[int, FinishHop] = {}
         with self._told():
             for wave in range(waves):
-                under_way = [number for number, part in enumerate(parts) if 0 <= wave - number < len(part.exchanges)]
+                beginning = [n for n in range(min(wave + 1, len(parts))) if n not in under_way and to_come[n]]
                 posts = [
-                    parts[number].exchanges[wave - number].pack(tiles[number].contiguous()) for number in under_way
+                    to_come[number].pop(0).pack(tiles[number].contiguous(), kept=kept[number]) for number in beginning
                 ]
-                finishes = [post() for post in posts]
-                for number, finish in zip(under_way, finishes, strict=True):
-                    tiles[number] = finish()
+                under_way |= {number: post() for number, post in zip(beginning, posts, strict=True)}
+                for number in sorted(under_way):
+                    result = under_way.pop(number)()
+                    if isinstance(result, torch.Tensor):
+                        tiles[number] = result
+                    else:
+                        under_way[number] = result
         moved = [tile.view(part.target_shape) for tile, part in zip(tiles, parts, strict=True)]
         whole: torch.Tensor = parting.joined(moved, torch.cat)
         return whole.view(self.target_shape)
@@ -184,10 +211,10 @@ def local_plan(
             together = joint_carrier_for(move.exchange, device_mesh, ours) if joint else None
             if together is not None:
                 exchange = replace(exchange, carrier=together)
-            elif exchange.sends or exchange.receives:
+            elif exchange.has_messages:
                 carrier = carrier_for(move.exchange, device_mesh, ours, device_type_of(meshes))
                 exchange = replace(exchange, carrier=carrier)
-            if plan.options.memory_limit is not None:
+            if plan.options.memory_limit is not None and not exchange.later:
                 exchange = turnwise(exchange, move, rank, step.chunks)
             exchanges.append(exchange)
     sides = (Tiling.of(side, plan.shape) for side in (before, after))

@@ -19,14 +19,16 @@ it receives what goes to [2, 4).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from reshard.checks import expect
 from reshard.errors import ReshardError
 from reshard.plans import Plan
 from reshard.steps import Move, Step
-from reshard.torch.exchange import COMBINE, TilePart, local_exchange
+from reshard.torch.exchange import COMBINE, LocalExchange, Message, TilePart, local_exchange
 from reshard.torch.turns import turnwise
 
 MOST = 100_000
@@ -34,8 +36,11 @@ MOST = 100_000
 
 Corner = list[tuple[int, int]]
 """Where something lies in a tile, an interval per dim."""
-PeerParts = list[tuple[int, Corner]]
-"""Peers, with what goes to them or comes from them."""
+Source = Corner | tuple[tuple[int, int], ...]
+"""Where something lies in the tile before; as a tuple in the first tile."""
+PeerParts = list[tuple[int, Source | int | tuple[int, ...]]]
+"""Peers, with what goes to them or comes from them: a part of a tile; or what only passes, of which the shape is said
+where it comes, and where anything is handed on which of what came in the turn before it is."""
 
 
 class Row(NamedTuple):
@@ -44,7 +49,7 @@ class Row(NamedTuple):
     before: tuple[int, ...]
     """The shape of its tile."""
     after: tuple[int, ...]
-    copies: list[tuple[Corner, Corner]]
+    copies: list[tuple[Corner, Source]]
     """To where, and from where."""
     turns: list[tuple[PeerParts, PeerParts]]
     """What it sends and what it receives, one turn after the other."""
@@ -70,7 +75,8 @@ import torch.distributed as dist
 
 # Ways from the old tiles to the new, each of exchanges: by rank the shape before and after, copies (to, from), turns
 # (sends, receives by peer); how what arrives in one place is combined; by what the sum is divided; what stands where
-# nothing arrives.
+# nothing arrives. A number is sent for what came so in the turn before; what is only handed on comes with its shape.
+# Where a list says a place in the tile before, a tuple says one in the first.
 WAYS = [
 '''
 
@@ -123,7 +129,7 @@ def together(runs):
 
 
 def moved(tile, exchanges):
-    rank = dist.get_rank()
+    rank, first = dist.get_rank(), tile
     for rows, combine, divisor, fill in exchanges:
         if rank not in rows:
             yield
@@ -133,17 +139,22 @@ def moved(tile, exchanges):
         out = tile.new_empty(after) if fill is None else tile.new_full(after, fill)
         written = []
         for to, source in copies:
-            at(out, to).copy_(at(tile, source))
+            at(out, to).copy_(read(tile, first, source))
             written.append(to)
+        arrived = []
         for sends, receives in turns:
-            sent = [at(tile, place).clone(memory_format=torch.contiguous_format) for _, place in sends]
-            arrived = [out.new_empty(at(out, place).shape) for _, place in receives]
+            sent = [arrived[place] if isinstance(place, int) else packed(tile, first, place) for _, place in sends]
+            arrived = [
+                out.new_empty(place if isinstance(place, tuple) else at(out, place).shape) for _, place in receives
+            ]
             works = [dist.irecv(as_bytes(part), peer) for part, (peer, _) in zip(arrived, receives)]
             works += [dist.isend(as_bytes(part), peer) for part, (peer, _) in zip(sent, sends)]
             yield
             for work in works:
                 work.wait()
             for part, (_, place) in zip(arrived, receives):
+                if isinstance(place, tuple):
+                    continue
                 room = at(out, place)
                 if combine is None or not any(covers(done, place) for done in written):
                     room.copy_(part)
@@ -157,6 +168,14 @@ def moved(tile, exchanges):
 
 def at(tile, place):
     return tile[tuple(slice(start, stop) for start, stop in place)]
+
+
+def read(tile, first, place):
+    return at(first if isinstance(place, tuple) else tile, place)
+
+
+def packed(tile, first, place):
+    return read(tile, first, place).clone(memory_format=torch.contiguous_format)
 
 
 def covers(done, place):
@@ -224,26 +243,48 @@ def _rows(move: Move, step: Step, *, is_limited: bool) -> dict[int, Row]:
     rows: dict[int, Row] = {}
     for rank in ranks:
         exchange = local_exchange(move, rank, step.dtype)
-        if is_limited:
+        if is_limited and not exchange.later:
             ends = [(turn.send, turn.receive) for turn in turnwise(exchange, move, rank, step.chunks).turns]
             turns = [(_side([send] if send else []), _side([receive] if receive else [])) for send, receive in ends]
         else:
-            sends, receives = (
-                [(message.peer, part) for message in messages for part in message.parts]
-                for messages in (exchange.sends, exchange.receives)
-            )
-            turns = [(_side(sends), _side(receives))]
+            first = _side(_with_peers(exchange.sends)), _side(_with_peers(exchange.receives))
+            turns = [first, *_later_turns(exchange)]
         rows[rank] = Row(
             (0,) if exchange.source_shape is None else exchange.source_shape,
             (0,) if exchange.target_shape is None else exchange.target_shape,
-            [(_place(target), _place(source)) for target, source in exchange.copies],
+            [(_place(target), _source(source)) for target, source in exchange.copies],
             turns,
         )
     return rows
 
 
+def _later_turns(exchange: LocalExchange) -> Iterator[tuple[PeerParts, PeerParts]]:
+    """What is handed on, hop by hop."""
+    before = exchange.receives
+    for hop in exchange.later:
+        firsts = list(accumulate((len(message.parts) for message in before), initial=0))
+        sends: PeerParts = [
+            (handed.peer, firsts[run.number] + part)
+            for handed in hop.sends
+            for run in handed.runs
+            for part in run.parts
+        ]
+        yield sends, _side(_with_peers(hop.receives))
+        before = hop.receives
+
+
+def _with_peers(messages: Iterable[Message]) -> list[tuple[int, TilePart]]:
+    """The parts of messages."""
+    return [(message.peer, part) for message in messages for part in message.parts]
+
+
 def _side(parts: list[tuple[int, TilePart]]) -> PeerParts:
-    return [(peer, _place(part)) for peer, part in parts]
+    return [(peer, part.shape if part.passes else _source(part)) for peer, part in parts]
+
+
+def _source(part: TilePart) -> Source:
+    """Where a part lies, in the tile before or the first one."""
+    return tuple(_place(part)) if part.is_kept else _place(part)
 
 
 def _place(part: TilePart) -> Corner:

@@ -51,6 +51,7 @@ class TurnwiseExchange(LocalExchange):
         out: torch.Tensor | None = None,
         workspace: torch.Tensor | None = None,
         watch: Watch = UNWATCHED,
+        kept: torch.Tensor | None = None,
     ) -> Post:
         """Nothing is packed or allocated before it is waited for, so that what waits holds no tile but the source's."""
         return lambda: lambda: self._done(tile, out)

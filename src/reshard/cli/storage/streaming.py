@@ -14,6 +14,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from reshard.cli.storage.npy import header_bytes
 from reshard.cli.storage.several_boxes import Holdings, Making, parts_of_tile
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
-from reshard.exchange import Piece
+from reshard.exchange import Exchange, Piece
 from reshard.models.checkpoints.files import FileReader, FileWriter, TileFile, bytes_of
 from reshard.plans import Plan
 from reshard.tile import Tile
@@ -101,10 +102,21 @@ def transfers_of(plan: Plan) -> list[TileTransfer]:
     target = Tiling.of(plan.target, plan.shape)
     transfers: list[TileTransfer] = []
     for step in plan.steps:
-        transfers += [TileTransfer(move.exchange.target, move.exchange.incoming, *move[1:]) for move in step.transfers]
+        transfers += [
+            TileTransfer(move.exchange.target, partial(_from_holders, move.exchange), *move[1:])
+            for move in step.transfers
+        ]
         # A scalar may be moved as a vector of one element, but is a scalar in the end.
         transfers[-1] = replace(transfers[-1], target=Tiling.of(step.after, step.shape))
     return transfers or [TileTransfer(target, lambda device: pieces_of(target, device, device))]
+
+
+def _from_holders(exchange: Exchange, device: int) -> list[Piece]:
+    """What comes into a device, each piece from who has it in its files: nobody hands it on."""
+    pieces = exchange.incoming(device)
+    if exchange.hops > 1:
+        pieces = [piece._replace(sender=exchange.holder_of(piece)) for piece in pieces]
+    return pieces
 
 
 def pieces_of(target: Tiling, device: int, sender: int) -> list[Piece]:

@@ -3,7 +3,8 @@
 "use strict";
 
 /** @typedef {{bytes: number, count: number, columns: number, data: string}} Packed */
-/** @typedef {{step: number, kind: string, reduction: string | null, classes: number, pieces: Int32Array[]}} Move */
+/** @typedef {{step: number, kind: string, reduction: string | null, classes: number, hops: number}} MoveFields */
+/** @typedef {MoveFields & {pieces: Int32Array[]}} Move */
 /** @typedef {{move: number, round: number, label: string, ends: boolean}} Turn */
 /** @typedef {[number, number][]} Box */
 /** @typedef {{title: string, columns: number, places: number[]}} Block devices as they are drawn, -1 where none is */
@@ -22,7 +23,7 @@
  * @property {[number, number][][]} intervals per dim, by number
  * @property {number[][][][]} tiles per end of a step and tile, its boxes, of numbers of intervals
  * @property {Packed} tileOf per end of a step and device, the number of its tile
- * @property {{step: number, kind: string, reduction: string | null, classes: number, pieces: Packed}[]} moves
+ * @property {(MoveFields & {pieces: Packed})[]} moves
  * @property {Packed} received per step and device, in units
  * @property {number} unit in bytes
  * @property {number[] | null} sampled the devices whose pieces are here, null where all are
@@ -130,10 +131,11 @@ class PlanModel {
       const [rounds, senders, receivers] = this.moves[number].pieces;
       const last = place === numbers.length - 1;
       const part = numbers.length > 1 ? `, exchange ${place + 1} of ${numbers.length}` : "";
+      const hops = this.moves[number].hops > 1 ? "hop" : "round";
       const found = new Set(rounds.filter((_, row) => senders[row] !== receivers[row]));
       const order = this.sampled || !found.size ? [-1] : [...found].sort((a, b) => a - b);
       order.forEach((round, turn) => {
-        const label = round < 0 ? `${head}${part}` : `${head}${part}: round ${turn + 1} of ${order.length}`;
+        const label = round < 0 ? `${head}${part}` : `${head}${part}: ${hops} ${turn + 1} of ${order.length}`;
         this.turns.push({ move: number, round, label, ends: last && turn === order.length - 1 });
       });
     });
@@ -164,6 +166,14 @@ class PlanModel {
       ids.map((id, dim) => PLAN.intervals[dim][id]));
   }
 
+  /** Whether a piece comes only to be handed on. @param {Move} move @param {number} row */
+  passes(move, row) {
+    if (move.hops === 1) return false;
+    const box = this.box(move, row);
+    return !this.tile(move.step + 1, move.pieces[2][row]).some((held) =>
+      box.every(([start, stop], dim) => held[dim][0] <= start && stop <= held[dim][1]));
+  }
+
   /** The step that a turn belongs to, or -1 before the first. @param {number} frame */
   stepOf(frame) {
     const turn = this.turns[frame];
@@ -189,6 +199,7 @@ class PlanModel {
     const pieces = new Map();
     for (const row of rows) {
       const box = this.box(move, row), key = boxText(box);
+      if (rounds[row] !== turn.round && this.passes(move, row)) continue;
       const fresh = senders[row] !== receivers[row] && (turn.round < 0 || rounds[row] === turn.round);
       const known = pieces.get(key);
       if (known) {

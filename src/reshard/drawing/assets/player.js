@@ -266,7 +266,8 @@ class Player {
     const incoming = model.incoming[number].get(place) || [], outgoing = model.outgoing[number].get(place) || [];
     for (const row of incoming) if (senders[row] === place) add(row, "keeps", "");
     for (const row of incoming) {
-      if (senders[row] !== place) add(row, "receives", ` from device ${model.devices[senders[row]]}`);
+      const verb = model.passes(move, row) ? "hands on" : "receives";
+      if (senders[row] !== place) add(row, verb, ` from device ${model.devices[senders[row]]}`);
     }
     for (const row of outgoing) {
       if (receivers[row] !== place) add(row, "sends", ` to device ${model.devices[receivers[row]]}`);
