@@ -56,19 +56,21 @@ def test_every_device_gets_its_tile(name: str, count: int) -> None:
 
 
 def test_by_hand() -> None:
-    """Columns by x to rows by x, on rings of 4: 8192 s along x; or shared over y 6144 s there and 2048 s along x.
+    """Columns by x to rows by x, on rings of 4: 2^17 s along x; or shared over y 9/16 of it, and 1/4 along x.
 
-    Of p that is shared y takes 6144 p and x 8192 - 6144 p: 2 / 3 of it, 4096 s.
+    A quarter of what is gathered along y devices have from before.
+    Of p that is shared y takes 9/16 p and x 1 - 3/4 p: 16 / 21 of it, 3/7 of 2^17 s.
     """
-    made = plan(Sharding.of(GRID, None, "x"), Sharding.of(GRID, "x", None), (256, 256), "int8", network=RINGS)
+    made = plan(Sharding.of(GRID, None, "x"), Sharding.of(GRID, "x", None), (1024, 1024), "int8", network=RINGS)
     assert [(step.kind, step.after.text()) for step in made.steps] == [
         ("Exchange", '[{"x", "y"}, {}]'),
-        ("AllGather", '[{"x"}, {}]'),
+        ("Exchange", '[{"x"}, {}]'),
     ]
+    assert made.steps[1].kept == made.source
     (beside,) = made.beside
     assert [step.kind for step in beside.steps] == ["AllToAll"]
-    assert abs((made.parts - beside.parts) / made.parts - 2 / 3) < 1 / made.parts
-    assert made.seconds == pytest.approx(4096, rel=0.1)
+    assert abs((made.parts - beside.parts) / made.parts - 16 / 21) < 1 / made.parts
+    assert made.seconds == pytest.approx(2**17 * 3 / 7, rel=0.05)
     assert simulated_seconds(made, RINGS) == pytest.approx(made.seconds, rel=0.05)
     check_run(made, 0)
 
@@ -105,7 +107,7 @@ def test_what_is_said_of_shares() -> None:
     del old["beside"]
     assert Plan.from_json(json.dumps(old)) == one
     rows = [event["name"] for event in json.loads(made.to_trace())["traceEvents"] if event["ph"] == "X"]
-    assert rows == ["1 Exchange", "2 AllGather", "1 AllToAll"]
+    assert rows == ["1 Exchange", "2 Exchange", "1 AllToAll"]
     record["beside"][0]["steps"][0]["received_bytes"] += 1
     with pytest.raises(
         ReshardError, match="received_bytes of step 1 of share 1 in the text is not what the plan gives"
@@ -178,7 +180,7 @@ def test_axes_that_part_a_ring_go_by_another_placement() -> None:
     assert seconds[0] <= (seconds[1] + seconds[2]) * (1 + 1e-9)
     assert seconds[0] <= 1.4 * (made.lower_bound_seconds or 0.0)  # 1.25 but for latencies
     by_columns = replace(made, steps=chain_through(made.reshard, middle))
-    assert made.seconds == pytest.approx(by_columns.seconds)
+    assert (made.seconds or 0.0) < (by_columns.seconds or 0.0)
     small = Reshard.of(*ends, (64, 1024), "int16")
     for middles in ([middle], [step.after for step in made.steps[:-1]]):
         check_run(Plan(small, chain_through(small, *middles), made.options), 0)
@@ -198,7 +200,8 @@ def test_axes_that_part_a_ring_change_one_by_one() -> None:
         assert way.seconds is not None
         assert way.lower_bound_seconds is not None
         assert way.seconds <= taken * way.lower_bound_seconds
-    assert taken * (whole.lower_bound_seconds or 0.0) < (whole.seconds or 0.0)
+    direct = Plan(whole.reshard, chain_through(whole.reshard), whole.options)
+    assert taken * (direct.lower_bound_seconds or 0.0) < (direct.seconds or 0.0)
     assert simulated_seconds(made, RINGS) == pytest.approx(made.seconds, rel=0.05)
     check_run(made, 0)
     assert Plan.from_json(made.to_json()) == made
@@ -209,9 +212,7 @@ def test_a_gather_waits_for_what_changes_places() -> None:
     mesh = Mesh.of(a=4, b=4, c=4)
     network = Network((Level(1, 4, "ring", 1, 0), Level(4, 16, "ring", 1, 0)))
     made = plan(Sharding.of(mesh, None, ("c", "a")), Sharding.of(mesh, "c", "a"), (256, 256), "int8", network=network)
-    middles = [step.after for step in made.steps[:-1]]
-    assert [middle.text() for middle in middles[-1:]] == ['[{"c", parts(4), "b"}, {"a"}]']
-    at_once = Plan(made.reshard, chain_through(made.reshard, *middles[:-1]), made.options)
+    at_once = Plan(made.reshard, chain_through(made.reshard), made.options)
     assert (at_once.seconds or 0.0) > 3.3 * (made.lower_bound_seconds or 0.0)
     assert (made.seconds or 0.0) < 2.6 * (made.lower_bound_seconds or 0.0)
     check_run(replace(made, parts=2), 0)

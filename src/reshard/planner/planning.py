@@ -199,7 +199,8 @@ def _is_far_from_least(plan: Plan) -> bool:
 def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
     """Whether there are rings, and a plan is further from the least than by three steps half round a ring."""
     hops_s = [level.size // 2 * level.latency_s for level in network.levels if level.link == "ring" and level.size > 2]
-    return bool(hops_s) and (plan.seconds or 0.0) > NEARLY * (plan.lower_bound_seconds or 0.0) + HANDED_ON * max(hops_s)
+    seconds = (plan.seconds or 0.0) - network.call_s  # which every plan pays
+    return bool(hops_s) and seconds > NEARLY * (plan.lower_bound_seconds or 0.0) + HANDED_ON * max(hops_s)
 
 
 def _moved_by_themselves(timed: Sequence[TimedRoute], reshard: Reshard, options: Options) -> list[Route]:
