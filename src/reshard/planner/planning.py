@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from reshard.checks import checked_shape
@@ -35,7 +35,7 @@ from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
 from reshard.planner.policy import SMALL_BYTES, best_first, explained, shrinks_first
-from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
+from reshard.planner.route_prices import TIE, RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.planner.spread import all_cuts
 from reshard.planner.step_prices import StepPrices
 from reshard.plans import Options, Plan
@@ -162,12 +162,11 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     if prices.by_digits and parts_a_ring(reshard, network) and seconds > FAR * (best.lower_bound_seconds or 0.0):
         routes = placed_anew(prices, seconds * MIXED)
         if routes:
-            timed = timed_routes(prices, [*(way.route for way in timed), *routes])
-            best = best_first([best, _best_of(timed, prices, options)])[0]
+            more = timed_routes(prices, routes)
+            best, timed = _best_of(more, prices, options, best, timed), [*timed, *more]
     if reshard.source.unreduced and _is_far_from_least(best):
-        routes = _moved_by_themselves(timed, reshard, options)
-        timed = timed_routes(prices, [*(way.route for way in timed), *routes])
-        best = best_first([best, _best_of(timed, prices, options)])[0]
+        more = timed_routes(prices, _moved_by_themselves(timed, reshard, options))
+        best = _best_of(more, prices, options, best, timed)
     elif _is_far_from_least(best):
         best = with_shares(best, timed, finely=True)
     larger = evened_shape(reshard)
@@ -211,19 +210,38 @@ def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
             yield Plan(reshard, chains[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
 
 
-def _best_of(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Plan:
-    """The plan of one of these routes, or of shares of them, that takes least."""
-    if prices.least_seconds_of_parts() >= min(way.seconds for way in timed):
-        return best_first(list(fastest(timed, prices, options)))[0]
-    best = best_first([*fastest(timed, prices, options), *_in_parts(timed, prices, options)])[0]
-    if best.parts == 1:
+def _best_of(
+    timed: Sequence[TimedRoute],
+    prices: RoutePrices,
+    options: Options,
+    known: Plan | None = None,
+    beside: Sequence[TimedRoute] = (),
+) -> Plan:
+    """The plan of one of these routes, or of shares of them, that takes least.
+
+    Args:
+        timed: the routes.
+        prices: theirs.
+        options: of the plan.
+        known: the best plan of other routes, where there are any.
+        beside: these others.
+    """
+    known_s = inf if known is None else (known.seconds or 0.0)
+    least = min((way.seconds for way in timed), default=inf)
+    plans = [] if known is None else [known]
+    if least <= known_s * (1 + TIE):
+        plans += fastest(timed, prices, options)
+    if prices.least_seconds_of_parts() >= min(least, known_s):
+        return best_first(plans)[0]
+    best = best_first([*plans, *_in_parts(timed, prices, options, known_s)])[0]
+    if best.parts == 1 and best is not known:
         best = overlapped(better_legs.with_better_legs(best))
-    return with_shares(best, timed)
+    return with_shares(best, [*beside, *timed])
 
 
-def _in_parts(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Iterator[Plan]:
-    """The plans in parts that overlap, but for those that cannot be faster than the best whole one."""
-    least = min(way.seconds for way in timed)
+def _in_parts(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options, limit_s: float) -> Iterator[Plan]:
+    """The plans in parts that overlap, but for those that cannot be faster than the best whole one, or a limit."""
+    least = min([limit_s, *(way.seconds for way in timed)])
     for way in timed:
         busiest = max(way.busy)
         if not way.between or busiest > least or busiest >= way.seconds * WORTH:
