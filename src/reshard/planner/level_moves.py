@@ -272,7 +272,8 @@ def _graph(
         parts = [prod(size for size, role in zip(sizes, roles, strict=True) if role is not None) for roles in listed]
         shards *= np.array(parts)[places[:, number]]
         strides = [digits[n].stride // level.stride for n in numbers]
-        moves = _moves(level.at_stride_one(), tuple(map(Digit, strides, sizes)), tuple(_renumbered(*listed)))
+        choices_alike = tuple(_renumbered(*listed))
+        moves = _moves(level.at_stride_one(), tuple(map(Digit, strides, sizes)), choices_alike, first[number], last[number])
         alike = np.moveaxis(numbered, number, -1).reshape(-1, len(listed))  # but for this level, a row each
         is_state = alike >= 0
         rows, before, after = np.nonzero(is_state[:, :, None] & is_state[:, None, :] & moves.leads)
@@ -379,16 +380,20 @@ class LevelMoves(NamedTuple):
 
 
 @lru_cache(CACHED)
-def _moves(level: Level, digits: tuple[Digit, ...], choices: tuple[Roles, ...]) -> LevelMoves:
+def _moves(level: Level, digits: tuple[Digit, ...], choices: tuple[Roles, ...], first: int, last: int) -> LevelMoves:
     """What it takes that digits of a level change from any choice of roles to any other.
+
+    None go back to the first, nor on from the last, unless these are one.
 
     Levels and roles that are alike but for their numbers have one answer, so it is asked for by the smallest.
     """
     kinds = _kinds_of_pairs(choices)
-    _, firsts, numbers = np.unique(kinds, return_index=True, return_inverse=True)
+    if first != last:
+        kinds[last] = kinds[first, first]
+    _, places, numbers = np.unique(kinds, return_index=True, return_inverse=True)
     loads = []
-    for first in firsts.tolist():
-        before, after = (choices[place] for place in divmod(first, len(choices)))
+    for place in places.tolist():
+        before, after = (choices[number] for number in divmod(place, len(choices)))
         loads.append(None if before == after else _load(level, digits, *_renumbered(before, after)))
     columns = zip(*[(load is not None, *(load or (0.0, 0.0))) for load in loads], strict=True)
     return LevelMoves(*(np.array(column)[numbers.reshape(kinds.shape)] for column in columns))
