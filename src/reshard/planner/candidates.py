@@ -30,7 +30,7 @@ from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.digit_by_digit import digit_by_digit
-from reshard.planner.level_moves import LevelWays
+from reshard.planner.level_moves import PER_STEP, LevelWays
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.relay import relay
 from reshard.planner.route_prices import RoutePrices, timed_routes
@@ -108,9 +108,10 @@ def _on_levels(prices: RoutePrices) -> Iterator[Route]:
     size = reshard.target.mesh.size
     boundaries = _boundaries(reshard, network)
     slower = (outer.stride for inner, outer in pairwise(network.levels) if outer.bandwidth < inner.bandwidth)
-    yield from detours(reshard, boundaries, {stride for stride in slower if stride < size})
+    routes = list(detours(reshard, boundaries, {stride for stride in slower if stride < size}))
+    yield from routes
     with suppress(ReshardError):  # digits without names
-        yield from _by_levels(reshard, network)
+        yield from _by_levels(reshard, network, min(way.seconds for way in timed_routes(prices, routes)))
     with suppress(ReshardError):
         middles = digit_by_digit(reshard, network)
         yield from [Route(tuple(middles))] if middles else []
@@ -126,15 +127,22 @@ def collectives(prices: RoutePrices) -> Iterator[Route]:
             yield Route(steps=fewest_bytes_chain(prices.reshard)[0])
 
 
-def _by_levels(reshard: Reshard, network: Network) -> Iterator[Route]:
-    """What takes least, step by step, of all ways that change one level at a time; by tiles of one box alone.
+def _by_levels(reshard: Reshard, network: Network, about_s: float) -> Iterator[Route]:
+    """What takes least, step by step, of all ways that change one level at a time, and what does in the fewest steps.
 
-    Engines move tiles of several boxes in more messages than prices count, which decides where latencies do.
+    By tiles of one box alone: engines move others in more messages than prices count, which decides where latencies do.
+
+    Args:
+        reshard: what is to be moved.
+        network: whose levels they are.
+        about_s: what other ways take.
     """
-    ways = LevelWays.of(reshard, network)
-    path = None if ways is None else ways.cheapest([1.0] * len(network.levels))
-    if ways is not None and path is not None and ways.is_of_boxes(path):
-        yield Route(tuple(ways.middles(path)))
+    ways = LevelWays.of(reshard, network) if about_s else None
+    if ways is not None:
+        for price in (1 / about_s, PER_STEP / about_s):
+            path = ways.cheapest([price] * len(network.levels))
+            if path is not None and ways.is_of_boxes(path):
+                yield Route(tuple(ways.middles(path)))
 
 
 def level_strides(network: Network) -> list[int]:

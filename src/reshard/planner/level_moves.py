@@ -153,7 +153,7 @@ class LevelWays:
         """The way that costs least where a second of each level has a price, as steps; None where there is no way.
 
         Args:
-            prices: per level.
+            prices: per level; those at which the whole costs about 1.
         """
         graph, first = self.graph, self._first_steps
         seconds, besides = self._costs
