@@ -155,8 +155,13 @@ def gathered(reshard: Reshard) -> Route:
     source, target = reshard.source, reshard.target
     if source.mesh != target.mesh or source.is_woven or target.is_woven:
         return all_gathered(reshard)
+    return Route((kept_cuts(source, target),))
+
+
+def kept_cuts(source: Sharding, target: Sharding) -> Sharding:
+    """All gathered that two shardings on one mesh cut otherwise; no windows."""
     kept = [common_prefix(before.axes, after.axes) for before, after in zip(source.dims, target.dims, strict=True)]
-    return Route((Sharding(target.mesh, tuple(map(DimSharding, kept)), uneven=target.uneven),))
+    return Sharding(target.mesh, tuple(map(DimSharding, kept)), uneven=target.uneven)
 
 
 def _gathers(prices: RoutePrices, limit_s: float) -> Iterator[Sharding]:

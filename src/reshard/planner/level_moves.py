@@ -273,7 +273,9 @@ def _graph(
         shards *= np.array(parts)[places[:, number]]
         strides = [digits[n].stride // level.stride for n in numbers]
         choices_alike = tuple(_renumbered(*listed))
-        moves = _moves(level.at_stride_one(), tuple(map(Digit, strides, sizes)), choices_alike, first[number], last[number])
+        moves = _moves(
+            level.at_stride_one(), tuple(map(Digit, strides, sizes)), choices_alike, first[number], last[number]
+        )
         alike = np.moveaxis(numbered, number, -1).reshape(-1, len(listed))  # but for this level, a row each
         is_state = alike >= 0
         rows, before, after = np.nonzero(is_state[:, :, None] & is_state[:, None, :] & moves.leads)

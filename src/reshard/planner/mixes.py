@@ -99,9 +99,7 @@ def _with_fill(busy: Sequence[float], seconds: float) -> list[float]:
     return [level + fill for level in busy]
 
 
-def _worth_taking(
-    ways: LevelWays, places: Sequence[int], busy: Floats, limit: float, price: float
-) -> list[Route]:
+def _worth_taking(ways: LevelWays, places: Sequence[int], busy: Floats, limit: float, price: float) -> list[Route]:
     """The ways on one level at a time that are in the best mix with chains of these loads.
 
     Each as it is, and with steps apart where they can be; none where that mix takes longer than a limit.

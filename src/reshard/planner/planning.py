@@ -36,6 +36,7 @@ from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
 from reshard.planner.policy import SMALL_BYTES, best_first, explained, shrinks_first
 from reshard.planner.route_prices import TIE, RoutePrices, TimedRoute, fastest, timed_routes
+from reshard.planner.slices_apart import gathered_apart
 from reshard.planner.spread import all_cuts
 from reshard.planner.step_prices import StepPrices
 from reshard.plans import Options, Plan
@@ -157,6 +158,8 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
     prices = RoutePrices.of(reshard, network)
     timed = timed_routes(prices, at_once(prices) or candidates(reshard, network))
+    if prices.by_digits and prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
+        timed += timed_routes(prices, gathered_apart(timed, prices))
     best = _best_of(timed, prices, options)
     seconds = best.seconds or 0.0
     if prices.by_digits and parts_a_ring(reshard, network) and seconds > FAR * (best.lower_bound_seconds or 0.0):

@@ -183,6 +183,11 @@ class RoutePrices:
                 legs.append((after.elements, use))
         return legs
 
+    def seconds_through(self, points: Sequence[Sharding], near: int = 0) -> float:
+        """What it takes from point to point; endless where digits do not say it."""
+        legs = self.uses_between(points, near)
+        return inf if legs is None else sum(use.seconds for _, use in legs)
+
     def least_seconds(self, starts: int) -> float:
         """What ways with so many steps that send take at the least, one after another; 0 where digits do not say it."""
         source, target = map(self.of_steps.roles_of, self.ends) if self.by_digits else (None, None)
