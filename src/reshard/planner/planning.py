@@ -133,6 +133,8 @@ def _planned(reshard: Reshard, options: Options) -> Plan:
     if options.basis == "any" and network is not None and options.memory_limit is None:
         with uncollected():
             best = _fastest(reshard, network, options)
+            if best.received_bytes > best.lower_bound_bytes:
+                best = explained(best, Plan(reshard, Route().chain(reshard), options))
     else:
         plans = _within(_known_plans(reshard, options))
         best = best_first(plans)[0]
@@ -154,6 +156,7 @@ def _known_plans(reshard: Reshard, options: Options) -> list[Plan]:
     return plans
 
 
+@lru_cache(CACHED_PLANS)
 def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
     prices = RoutePrices.of(reshard, network)
@@ -168,17 +171,15 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
             more = timed_routes(prices, routes)
             best, timed = _best_of(more, prices, options, best, timed), [*timed, *more]
     if reshard.source.unreduced and _is_far_from_least(best):
-        more = timed_routes(prices, _moved_by_themselves(timed, reshard, options))
+        more = timed_routes(prices, _moved_by_themselves(timed, prices, options))
         best = _best_of(more, prices, options, best, timed)
     elif _is_far_from_least(best):
         best = with_shares(best, timed, finely=True)
     larger = evened_shape(reshard)
     if larger is not None:
-        twin = _planned(replace(reshard, shape=larger), options)
+        twin = _fastest(replace(reshard, shape=larger), network, options)
         best = best_first([best, *_ended_inside(reshard, twin)])[0]
-    if best.received_bytes <= best.lower_bound_bytes:
-        return best
-    return explained(best, Plan(reshard, Route().chain(reshard), options))
+    return best
 
 
 def _is_far_from_least(plan: Plan) -> bool:
@@ -189,7 +190,7 @@ def _is_far_from_least(plan: Plan) -> bool:
     return (plan.seconds or 0.0) > NEAR * (plan.lower_bound_seconds or 0.0)
 
 
-def _moved_by_themselves(timed: Sequence[TimedRoute], reshard: Reshard, options: Options) -> list[Route]:
+def _moved_by_themselves(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> list[Route]:
     """Ways that combine partial values first, and then go as a tensor goes that is combined already."""
     middles: dict[Sharding, Route] = {}
     for way in sorted(timed, key=lambda way: way.seconds):
@@ -197,8 +198,8 @@ def _moved_by_themselves(timed: Sequence[TimedRoute], reshard: Reshard, options:
             middles.setdefault(way.route.middles[0], way.route)
     routes = []
     for middle, route in list(middles.items())[:COMBINED]:
-        first = chain_through(replace(reshard, target=middle), near=route.near)
-        rest = _planned(replace(reshard, source=middle), options)
+        first = chain_through(replace(prices.reshard, target=middle), near=route.near)
+        rest = _fastest(replace(prices.reshard, source=middle), prices.network, options)
         routes += [Route(steps=(*first, *share.steps)) for share in rest.shares]
     return routes
 
@@ -327,6 +328,7 @@ def _outline(plan: Plan) -> tuple[tuple[str, Sharding], ...]:
 def cache_clear() -> None:
     """Forget the cached plans; what is known of digits, whatever tensor they cut, is kept."""
     _planned.cache_clear()
+    _fastest.cache_clear()
     alternatives.cache_clear()
     better_legs.cache_clear()
     all_cuts.cache_clear()
