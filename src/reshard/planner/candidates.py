@@ -1,7 +1,7 @@
 """Ways that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
-Five kinds of detour may do better:
+Six kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
                         can share the work, and move the result; or in every host alike, where hosts have all values
     gather late         where a network has a slow level: cut the target further by the axes that lie within a
@@ -10,6 +10,7 @@ Five kinds of detour may do better:
     spread in a host    where what hosts hold changes: let all devices of a host share what crosses (`spread`)
     digit by digit      where tiles change places along several lines: halves of lines first (`digit_by_digit`)
     gather first        where latencies decide: gather along some axes, and exchange what is left in fewer messages
+    slice last          likewise: the target before it is cut by what does nothing in the source
 
 The first two are refinements of an end by axes that it does not use.
 """
@@ -42,6 +43,8 @@ from reshard.steps import Route
 
 TRIED = 16
 """How many refinements of one kind are tried."""
+SLICED = 2
+"""How many refinements of what is sliced last."""
 COMBINED = 4
 """Of how many places where values are combined it is tried to combine them inside hosts first."""
 
@@ -66,6 +69,7 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
         least = min(way.seconds for way in timed_routes(prices, routes))
         with suppress(ReshardError):
             yield gathered(reshard)
+        yield from _sliced_last(reshard)
         through_switches = any(level.is_switch for level in network.levels)  # where messages wait for one another
         for middle in _gathers(prices, least) if through_switches else ():
             yield Route((middle,))
@@ -143,6 +147,34 @@ def _by_levels(reshard: Reshard, network: Network, about_s: float) -> Iterator[R
             path = ways.cheapest([price] * len(network.levels))
             if path is not None and ways.is_of_boxes(path):
                 yield Route(tuple(ways.middles(path)))
+
+
+def _sliced_last(reshard: Reshard) -> Iterator[Route]:
+    """By way of the target without the axes that end its dims and do nothing in the source; first cut by others.
+
+    Where nothing is partial, windowed or dealt.
+
+    >>> from reshard.mesh import Mesh
+    >>> mesh = Mesh.of(x=2, y=2, z=2)
+    >>> ends = Sharding.of(mesh, None, "x"), Sharding.of(mesh, ("x", "y"), None)
+    >>> for route in _sliced_last(Reshard.of(*ends, (8, 8))):
+    ...     print([middle.text() for middle in route.middles])
+    ['[{"x", "y", "z"}, {}]', '[{"x"}, {}]']
+    ['[{"x", "y"}, {"z"}]', '[{"x"}, {}]']
+    """
+    source, target = reshard.source, reshard.target
+    if source.mesh != target.mesh or any(end.is_woven or end.unreduced for end in (source, target)):
+        return
+    free, dims = source.unused_axes(), []
+    for dim in target.dims:
+        axes = dim.axes
+        while axes and any(axis.contains(axes[-1]) for axis in free):
+            axes = axes[:-1]
+        dims.append(DimSharding(axes))
+    unsliced = Sharding(target.mesh, tuple(dims), uneven=target.uneven)
+    if unsliced.dims != target.dims:
+        for middle in islice(refinements(unsliced, unsliced.unused_axes(), source, reshard.shape), SLICED):
+            yield Route((middle, unsliced))
 
 
 def level_strides(network: Network) -> list[int]:

@@ -55,7 +55,9 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     prices = RoutePrices.of(plan.reshard, network)
     # the start is paid by shares as well; more shares and parts must be worth it
     limit = (plan.seconds - network.call_s) * (WORTH if plan.parts == 1 else 1.0)
-    if limit <= 0 or not any(step.received_bytes for share in plan.shares for step in share.steps):  # no level has anything to do, or no share can be worth its start
+    if limit <= 0 or not any(
+        step.received_bytes for share in plan.shares for step in share.steps
+    ):  # no level has anything to do, or no share can be worth its start
         return plan
     ways = LevelWays.of(plan.reshard, network, finely=True) if finely else None
     ways = ways or LevelWays.of(plan.reshard, network)  # as the candidates ask, so that it is known
