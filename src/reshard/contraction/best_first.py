@@ -1,6 +1,7 @@
 """The cheapest compute layouts: best first, by bounds that no price goes below.
 
 A task is first priced in the layouts that its tensors have; what that costs is the limit for all others.
+On a network, where a price takes long to find, only the one of these that can cost least is priced at first.
 The exact price of a row is found with the planner's own plans, one reshard after the other, and always in the row
 that is expected to cost least; until no bound is lower than the best price.
 On a network, where a price takes long to find and bounds are loose, and where rows are many, a search in haste ends
@@ -151,6 +152,7 @@ class Search:
         rows = self.table.rows
         near: NDArray[np.bool_] = np.asarray(~rows.any(axis=1))
         near[np.argsort(self._lowest[0], kind="stable")[:LOWEST]] = True
+        near[[self.table.row_of(layout) for layout in self.chooser.layouts(self.task)]] = True
         if row < 0:
             return near
         differs = rows != rows[row]
@@ -188,7 +190,8 @@ class Search:
     ) -> tuple[bool, Price | None]:
         """Whether it is known what a layout costs, and its price, where that is below the limit.
 
-        Its reshards are priced one by one, at least one more, until another row is expected to cost less.
+        Its reshards are priced one by one, at least one more, until another row is expected to cost less; first those
+        that were asked for already.
         """
         row, layout, target = candidate
         reshards, trips = ends_of(self.task, layout, target), self.task.trip_counts
@@ -196,13 +199,14 @@ class Search:
         if self._is_hopeless(reshards, row, limit):
             return True, None
         least, expected, is_new = self._least(row), ranking.expected(row), False
-        moved: list[Moved] = []
-        for term, ends in enumerate(reshards):
+        moved: dict[int, Moved] = {}
+        for term in sorted(range(len(reshards)), key=lambda term: not self.effort.has_asked(reshards[term])):
+            ends = reshards[term]
             if is_new and expected > rival:
                 return False, None
             is_new |= self.effort.ask(ends)
-            moved.append(self.prices.moved(*ends))
-            cost = moved[-1].price.cost * trips[term]
+            moved[term] = self.prices.moved(*ends)
+            cost = moved[term].price.cost * trips[term]
             if cost == np.inf:
                 return True, None
             least += cost - float(self._costs[term, row])
@@ -212,7 +216,8 @@ class Search:
                 return True, None
         flops = self.chooser.flops(self.task, layout)
         work = self.chooser.work(self.task, layout, flops)
-        price = price_of(moved, trips, flops * trips[-1], work * trips[-1])
+        in_order = [moved[term] for term in range(len(reshards))]
+        price = price_of(in_order, trips, flops * trips[-1], work * trips[-1])
         return True, price if limit is None or price < limit else None
 
     def _is_hopeless(self, reshards: list[Ends], row: int, limit: Price | None) -> bool:
@@ -235,13 +240,14 @@ class Search:
         """What the whole costs at the least."""
         return float(self._costs[:, row].sum() + self._arithmetic[row])
 
-    def _is_beyond(self, spent: float, moved: list[Moved], limit: Price | None) -> bool:
-        """Whether the reshards alone cost more than the limit."""
+    def _is_beyond(self, spent: float, moved: dict[int, Moved], limit: Price | None) -> bool:
+        """Whether the reshards of some terms alone cost more than the limit."""
         if limit is None:
             return False
         if self.goal.is_sum:
             return spent * SLACK > limit.cost
-        return busiest(zip(moved, self.task.trip_counts, strict=False)) > limit.received_bytes
+        trips = self.task.trip_counts
+        return busiest((move, trips[term]) for term, move in moved.items()) > limit.received_bytes
 
 
 def best_of(task: Task, chooser: Chooser, effort: Effort, *, prove: bool = False) -> Chosen:
@@ -250,7 +256,8 @@ def best_of(task: Task, chooser: Chooser, effort: Effort, *, prove: bool = False
     Raises:
         ReshardError: of the planner, where no layout can be reached.
     """
-    first = chooser.first(task)
+    is_begun = chooser.network is not None and not effort.is_limited  # the others are near, and so are looked at
+    first = chooser.first(task, is_begun=is_begun)
     if first is not None and task.target is not None and not chooser.goal.is_sum and first.price.steps == 0:
         return first._replace(is_proved=True)  # there is one layout at most in which everything stays
     search = Search(task, chooser, effort)

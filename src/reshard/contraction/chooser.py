@@ -136,10 +136,18 @@ class Chooser:
         """Answer so from now on."""
         self._chosen[task.calculation, task.sources, task.target, task.trips] = chosen
 
-    def first(self, task: Task) -> Chosen | None:
+    def layouts(self, task: Task) -> list[ComputeLayout]:
+        """Those that the tensors of a task have."""
+        return self._ready(task).layouts
+
+    def first(self, task: Task, *, is_begun: bool = False) -> Chosen | None:
         """The cheapest of the layouts that the tensors of a task have; None where none can be reached.
 
         Those that can cost least are priced first; of equal ones the first counts, whichever was priced first.
+
+        Args:
+            task: what is computed, and from where to where.
+            is_begun: whether the first that can be reached will do.
         """
         ready = self._ready(task)
         places = self._places(task, ready)
@@ -154,6 +162,8 @@ class Chooser:
             price = self.price(task, layout, flops, place.target, None if best is None else best[0])
             if price is not None and (best is None or (price, number) < best):
                 best = price, number
+                if is_begun:
+                    break
         if best is None:
             return None
         place = places[best[1]]

@@ -200,9 +200,18 @@ class Effort:
         self._most = None if budget is None else self.spent + budget
 
     @property
+    def is_limited(self) -> bool:
+        """Whether a search may have to end before it would."""
+        return self._most is not None
+
+    @property
     def is_over(self) -> bool:
         """Whether a search should end with what it has."""
         return self._most is not None and self.spent >= self._most
+
+    def has_asked(self, ends: Ends) -> bool:
+        """Whether a reshard was counted."""
+        return ends in self._asked
 
     def ask(self, ends: Ends) -> bool:
         """Count a reshard; whether it is new.

@@ -1,7 +1,7 @@
 """Ways that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
-Five kinds of detour may do better:
+Six kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
                         can share the work, and move the result; or in every host alike, where hosts have all values
     gather late         where a network has a slow level: cut the target further by the axes that lie within a
@@ -10,6 +10,7 @@ Five kinds of detour may do better:
     spread in a host    where what hosts hold changes: let all devices of a host share what crosses (`spread`)
     digit by digit      where tiles change places along several lines: halves of lines first (`digit_by_digit`)
     gather first        where latencies decide: gather along some axes, and exchange what is left in fewer messages
+    slice last          likewise: the target before it is cut by what does nothing in the source
 
 The first two are refinements of an end by axes that it does not use.
 """
@@ -30,7 +31,7 @@ from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.digit_by_digit import digit_by_digit
-from reshard.planner.level_moves import LevelWays
+from reshard.planner.level_moves import PER_STEP, LevelWays
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.relay import relay
 from reshard.planner.route_prices import RoutePrices, timed_routes
@@ -42,6 +43,8 @@ from reshard.steps import Route
 
 TRIED = 16
 """How many refinements of one kind are tried."""
+SLICED = 2
+"""How many refinements of what is sliced last."""
 COMBINED = 4
 """Of how many places where values are combined it is tried to combine them inside hosts first."""
 
@@ -66,6 +69,7 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
         least = min(way.seconds for way in timed_routes(prices, routes))
         with suppress(ReshardError):
             yield gathered(reshard)
+        yield from _sliced_last(reshard)
         through_switches = any(level.is_switch for level in network.levels)  # where messages wait for one another
         for middle in _gathers(prices, least) if through_switches else ():
             yield Route((middle,))
@@ -108,9 +112,10 @@ def _on_levels(prices: RoutePrices) -> Iterator[Route]:
     size = reshard.target.mesh.size
     boundaries = _boundaries(reshard, network)
     slower = (outer.stride for inner, outer in pairwise(network.levels) if outer.bandwidth < inner.bandwidth)
-    yield from detours(reshard, boundaries, {stride for stride in slower if stride < size})
+    routes = list(detours(reshard, boundaries, {stride for stride in slower if stride < size}))
+    yield from routes
     with suppress(ReshardError):  # digits without names
-        yield from _by_levels(reshard, network)
+        yield from _by_levels(reshard, network, min(way.seconds for way in timed_routes(prices, routes)))
     with suppress(ReshardError):
         middles = digit_by_digit(reshard, network)
         yield from [Route(tuple(middles))] if middles else []
@@ -126,15 +131,50 @@ def collectives(prices: RoutePrices) -> Iterator[Route]:
             yield Route(steps=fewest_bytes_chain(prices.reshard)[0])
 
 
-def _by_levels(reshard: Reshard, network: Network) -> Iterator[Route]:
-    """What takes least, step by step, of all ways that change one level at a time; by tiles of one box alone.
+def _by_levels(reshard: Reshard, network: Network, about_s: float) -> Iterator[Route]:
+    """What takes least, step by step, of all ways that change one level at a time, and what does in the fewest steps.
 
-    Engines move tiles of several boxes in more messages than prices count, which decides where latencies do.
+    By tiles of one box alone: engines move others in more messages than prices count, which decides where latencies do.
+
+    Args:
+        reshard: what is to be moved.
+        network: whose levels they are.
+        about_s: what other ways take.
     """
-    ways = LevelWays.of(reshard, network)
-    path = None if ways is None else ways.cheapest([1.0] * len(network.levels))
-    if ways is not None and path is not None and ways.is_of_boxes(path):
-        yield Route(tuple(ways.middles(path)))
+    ways = LevelWays.of(reshard, network) if about_s else None
+    if ways is not None:
+        for price in (1 / about_s, PER_STEP / about_s):
+            path = ways.cheapest([price] * len(network.levels))
+            if path is not None and ways.is_of_boxes(path):
+                yield Route(tuple(ways.middles(path)))
+
+
+def _sliced_last(reshard: Reshard) -> Iterator[Route]:
+    """By way of the target without the axes that end its dims and do nothing in the source; first cut by others.
+
+    Where nothing is partial, windowed or dealt.
+
+    >>> from reshard.mesh import Mesh
+    >>> mesh = Mesh.of(x=2, y=2, z=2)
+    >>> ends = Sharding.of(mesh, None, "x"), Sharding.of(mesh, ("x", "y"), None)
+    >>> for route in _sliced_last(Reshard.of(*ends, (8, 8))):
+    ...     print([middle.text() for middle in route.middles])
+    ['[{"x", "y", "z"}, {}]', '[{"x"}, {}]']
+    ['[{"x", "y"}, {"z"}]', '[{"x"}, {}]']
+    """
+    source, target = reshard.source, reshard.target
+    if source.mesh != target.mesh or any(end.is_woven or end.unreduced for end in (source, target)):
+        return
+    free, dims = source.unused_axes(), []
+    for dim in target.dims:
+        axes = dim.axes
+        while axes and any(axis.contains(axes[-1]) for axis in free):
+            axes = axes[:-1]
+        dims.append(DimSharding(axes))
+    unsliced = Sharding(target.mesh, tuple(dims), uneven=target.uneven)
+    if unsliced.dims != target.dims:
+        for middle in islice(refinements(unsliced, unsliced.unused_axes(), source, reshard.shape), SLICED):
+            yield Route((middle, unsliced))
 
 
 def level_strides(network: Network) -> list[int]:
@@ -147,8 +187,13 @@ def gathered(reshard: Reshard) -> Route:
     source, target = reshard.source, reshard.target
     if source.mesh != target.mesh or source.is_woven or target.is_woven:
         return all_gathered(reshard)
+    return Route((kept_cuts(source, target),))
+
+
+def kept_cuts(source: Sharding, target: Sharding) -> Sharding:
+    """All gathered that two shardings on one mesh cut otherwise; no windows."""
     kept = [common_prefix(before.axes, after.axes) for before, after in zip(source.dims, target.dims, strict=True)]
-    return Route((Sharding(target.mesh, tuple(map(DimSharding, kept)), uneven=target.uneven),))
+    return Sharding(target.mesh, tuple(map(DimSharding, kept)), uneven=target.uneven)
 
 
 def _gathers(prices: RoutePrices, limit_s: float) -> Iterator[Sharding]:

@@ -155,7 +155,7 @@ class LevelWays:
         """The way that costs least where a second of each level has a price, as steps; None where there is no way.
 
         Args:
-            prices: per level.
+            prices: per level; those at which the whole costs about 1.
         """
         graph, first = self.graph, self._first_steps
         seconds, besides = self._costs
@@ -274,7 +274,10 @@ def _graph(
         parts = [prod(size for size, role in zip(sizes, roles, strict=True) if role is not None) for roles in listed]
         shards *= np.array(parts)[places[:, number]]
         strides = [digits[n].stride // level.stride for n in numbers]
-        moves = _moves(level.at_stride_one(), tuple(map(Digit, strides, sizes)), tuple(role_numbers(*listed)), along)
+        choices_alike = tuple(role_numbers(*listed))
+        digits_alike = tuple(map(Digit, strides, sizes))
+        ends_alike = first[number], last[number]
+        moves = _moves(level.at_stride_one(), digits_alike, choices_alike, ends_alike, along)
         alike = np.moveaxis(numbered_states, number, -1).reshape(-1, len(listed))  # but for this level, a row each
         is_state = alike >= 0
         rows, before, after = np.nonzero(is_state[:, :, None] & is_state[:, None, :] & moves.leads)
@@ -381,16 +384,22 @@ class LevelMoves(NamedTuple):
 
 
 @lru_cache(CACHED)
-def _moves(level: Level, digits: tuple[Digit, ...], choices: tuple[Roles, ...], along: bool) -> LevelMoves:
+def _moves(
+    level: Level, digits: tuple[Digit, ...], choices: tuple[Roles, ...], ends: tuple[int, int], along: bool
+) -> LevelMoves:
     """What it takes that digits of a level change from any choice of roles to any other.
+
+    None go back to the first, nor on from the last, unless these are one.
 
     Levels and roles that are alike but for their numbers have one answer, so it is asked for by the smallest.
     """
-    kinds = _kinds_of_pairs(choices)
-    _, firsts, numbers = np.unique(kinds, return_index=True, return_inverse=True)
+    kinds, (first, last) = _kinds_of_pairs(choices), ends
+    if first != last:
+        kinds[last] = kinds[first, first]
+    _, places, numbers = np.unique(kinds, return_index=True, return_inverse=True)
     loads = []
-    for first in firsts.tolist():
-        before, after = (choices[place] for place in divmod(first, len(choices)))
+    for place in places.tolist():
+        before, after = (choices[number] for number in divmod(place, len(choices)))
         loads.append(None if before == after else _load(level, digits, *role_numbers(before, after), along))
     columns = zip(*[(load is not None, *(load or (0.0, 0.0))) for load in loads], strict=True)
     return LevelMoves(*(np.array(column)[numbers.reshape(kinds.shape)] for column in columns))

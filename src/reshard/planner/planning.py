@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from reshard.checks import checked_shape
@@ -35,14 +35,15 @@ from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
 from reshard.planner.policy import SMALL_BYTES, best_first, explained, shrinks_first
-from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
+from reshard.planner.route_prices import TIE, RoutePrices, TimedRoute, fastest, timed_routes
+from reshard.planner.slices_apart import gathered_apart
 from reshard.planner.spread import all_cuts
 from reshard.planner.step_prices import StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.refinement import refine
 from reshard.sharding import Sharding
-from reshard.steps import Route, Share, chain_through, chains_of, step_of
+from reshard.steps import Route, Share, Step, chain_through, chains_of, step_of
 
 LOGGER = logging.getLogger("reshard")
 NEAR = 1.1
@@ -136,6 +137,8 @@ def _planned(reshard: Reshard, options: Options) -> Plan:
     if options.basis == "any" and network is not None and options.memory_limit is None:
         with uncollected():
             best = _fastest(reshard, network, options)
+            if best.received_bytes > best.lower_bound_bytes:
+                best = explained(best, Plan(reshard, Route().chain(reshard), options))
     else:
         plans = _within(_known_plans(reshard, options))
         best = best_first(plans)[0]
@@ -157,35 +160,35 @@ def _known_plans(reshard: Reshard, options: Options) -> list[Plan]:
     return plans
 
 
+@lru_cache(CACHED_PLANS)
 def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
     prices = RoutePrices.of(reshard, network)
     timed = timed_routes(prices, at_once(prices) or candidates(reshard, network))
+    if prices.by_digits and prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
+        timed += timed_routes(prices, gathered_apart(timed, prices))
     best = _best_of(timed, prices, options)
     along = prices.by_digits and _is_worth_handing_on(best, network)
     if along:
-        timed += [other for way in timed for other in prices.timed_along(way)]
-        best = best_first([best, _best_of(timed, prices, options, along=True)])[0]
+        more = [other for way in timed for other in prices.timed_along(way)]
+        best, timed = _best_of(more, prices, options, best, timed, along=True), [*timed, *more]
     seconds = best.seconds or 0.0
     if prices.by_digits and parts_a_ring(reshard, network) and seconds > FAR * (best.lower_bound_seconds or 0.0):
         routes = placed_anew(prices, seconds * MIXED, along=along)
         if routes:
-            anew = timed_routes(prices, routes)
-            timed += [*anew, *(other for way in anew for other in (prices.timed_along(way) if along else ()))]
-            best = best_first([best, _best_of(timed, prices, options, along=along)])[0]
+            more = timed_routes(prices, routes)
+            more += [other for way in more for other in prices.timed_along(way)] if along else []
+            best, timed = _best_of(more, prices, options, best, timed, along=along), [*timed, *more]
     if reshard.source.unreduced and _is_far_from_least(best):
-        routes = _moved_by_themselves(timed, reshard, options)
-        timed = timed_routes(prices, [*(way.route for way in timed), *routes])
-        best = best_first([best, _best_of(timed, prices, options)])[0]
+        more = timed_routes(prices, _moved_by_themselves(timed, prices, options))
+        best = _best_of(more, prices, options, best, timed)
     elif _is_far_from_least(best):
         best = with_shares(best, timed, finely=True, along=along)
     larger = evened_shape(reshard)
     if larger is not None:
-        twin = _planned(replace(reshard, shape=larger), options)
+        twin = _fastest(replace(reshard, shape=larger), network, options)
         best = best_first([best, *_ended_inside(reshard, twin)])[0]
-    if best.received_bytes <= best.lower_bound_bytes:
-        return best
-    return explained(best, Plan(reshard, Route().chain(reshard), options))
+    return best
 
 
 def _is_far_from_least(plan: Plan) -> bool:
@@ -203,7 +206,7 @@ def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
     return bool(hops_s) and seconds > NEARLY * (plan.lower_bound_seconds or 0.0) + HANDED_ON * max(hops_s)
 
 
-def _moved_by_themselves(timed: Sequence[TimedRoute], reshard: Reshard, options: Options) -> list[Route]:
+def _moved_by_themselves(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> list[Route]:
     """Ways that combine partial values first, and then go as a tensor goes that is combined already."""
     middles: dict[Sharding, Route] = {}
     for way in sorted(timed, key=lambda way: way.seconds):
@@ -211,10 +214,15 @@ def _moved_by_themselves(timed: Sequence[TimedRoute], reshard: Reshard, options:
             middles.setdefault(way.route.middles[0], way.route)
     routes = []
     for middle, route in list(middles.items())[:COMBINED]:
-        first = chain_through(replace(reshard, target=middle), near=route.near)
-        rest = _planned(replace(reshard, source=middle), options)
-        routes += [Route(steps=(*first, *share.steps)) for share in rest.shares]
+        first = chain_through(replace(prices.reshard, target=middle), near=route.near)
+        rest = _fastest(replace(prices.reshard, source=middle), prices.network, options)
+        routes += [Route(steps=(*first, *map(_keeping_nothing, share.steps))) for share in rest.shares]
     return routes
+
+
+def _keeping_nothing(step: Step) -> Step:
+    """The step without the tiles that devices would have from before: of a way that begins with other tiles."""
+    return step if step.kept is None else step_of(step.reshard, ring=step.ring)
 
 
 def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
@@ -227,19 +235,41 @@ def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
             yield Plan(reshard, chains[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
 
 
-def _best_of(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options, *, along: bool = False) -> Plan:
-    """The plan of one of these routes, or of shares of them, that takes least."""
-    if prices.least_seconds_of_parts() >= min(way.seconds for way in timed):
-        return best_first(list(fastest(timed, prices, options)))[0]
-    best = best_first([*fastest(timed, prices, options), *_in_parts(timed, prices, options)])[0]
-    if best.parts == 1:
+def _best_of(
+    timed: Sequence[TimedRoute],
+    prices: RoutePrices,
+    options: Options,
+    known: Plan | None = None,
+    beside: Sequence[TimedRoute] = (),
+    *,
+    along: bool = False,
+) -> Plan:
+    """The plan of one of these routes, or of shares of them, that takes least.
+
+    Args:
+        timed: the routes.
+        prices: theirs.
+        options: of the plan.
+        known: the best plan of other routes, where there are any.
+        beside: these others.
+        along: that of `with_shares`.
+    """
+    known_s = inf if known is None else (known.seconds or 0.0)
+    least = min((way.seconds for way in timed), default=inf)
+    plans = [] if known is None else [known]
+    if least <= known_s * (1 + TIE):
+        plans += fastest(timed, prices, options)
+    if prices.least_seconds_of_parts() >= min(least, known_s):
+        return best_first(plans)[0]
+    best = best_first([*plans, *_in_parts(timed, prices, options, known_s)])[0]
+    if best.parts == 1 and best is not known:
         best = overlapped(better_legs.with_better_legs(best))
-    return with_shares(best, timed, along=along)
+    return with_shares(best, [*beside, *timed], along=along)
 
 
-def _in_parts(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Iterator[Plan]:
-    """The plans in parts that overlap, but for those that cannot be faster than the best whole one."""
-    least = min(way.seconds for way in timed)
+def _in_parts(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options, limit_s: float) -> Iterator[Plan]:
+    """The plans in parts that overlap, but for those that cannot be faster than the best whole one, or a limit."""
+    least = min([limit_s, *(way.seconds for way in timed)])
     for way in timed:
         busiest = max(way.busy)
         if busiest > least or busiest >= way.seconds * WORTH:
@@ -322,6 +352,7 @@ def _outline(plan: Plan) -> tuple[tuple[str, Sharding], ...]:
 def cache_clear() -> None:
     """Forget the cached plans; what is known of digits, whatever tensor they cut, is kept."""
     _planned.cache_clear()
+    _fastest.cache_clear()
     alternatives.cache_clear()
     better_legs.cache_clear()
     all_cuts.cache_clear()

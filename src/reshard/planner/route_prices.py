@@ -19,6 +19,7 @@ each row go to the other device, 2 rows a device; by way of the whole tensor it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from math import inf, sqrt
@@ -31,7 +32,7 @@ from reshard.planner.step_prices import AlongRing, StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import Chain, Route, Step, chain_through, step_of
+from reshard.steps import Chain, Route, Step, chain_through, shortest_chain, step_of
 
 TIE = 1e-12
 """Routes whose times differ by less are compared by what they receive."""
@@ -60,8 +61,9 @@ class RoutePrices:
         digits = reshard.source.mesh.digits.primes()
         self.of_steps = StepPrices.of(digits, reshard.shape, reshard.dtype.itemsize, network)
         self._timed: dict[Route, TimedRoute] = {}
-        depends = network.copy_bandwidth is not None or network.meet_s > 0  # on what is sent, and in which groups
-        self.by_digits = not depends and all(self.of_steps.roles_of(end) is not None for end in self.ends)
+        self.is_of_patterns = network.copy_bandwidth is None and not network.meet_s
+        """Whether it does not matter what is sent, nor in which groups."""
+        self.by_digits = self.is_of_patterns and all(self.of_steps.roles_of(end) is not None for end in self.ends)
 
     @classmethod
     @lru_cache(16)  # asked for by whoever finds routes and by whoever compares them
@@ -110,7 +112,7 @@ class RoutePrices:
             ReshardError: as `Route.chain`.
         """
         steps = route.chain(self.reshard)
-        if not route.along or not self.by_digits:
+        if route.steps is not None or not route.along or not self.by_digits:
             return steps
         return tuple([self._along_ring(step, keeps=route.keeps) for step in steps])
 
@@ -193,21 +195,32 @@ class RoutePrices:
     ) -> list[tuple[int, Use]] | None:
         """Per step from point to point, the elements of a tile then, and what one of so many parts of the tensor takes.
 
-        None where digits do not say it.
+        Between partial values steps are made; None where digits do not say the rest.
         """
-        if not self.by_digits:
+        if not self.is_of_patterns or not any(map(self.of_steps.roles_of, points)):
             return None
-        states, uses = [self.of_steps.roles_of(point) for point in points], []
-        kept = states[0] if keeps else None
-        for before, after in pairwise(states):
+        legs: list[tuple[int, Use]] = []
+        kept = self.of_steps.roles_of(points[0]) if keeps else None
+        for source, target in pairwise(points):
+            if source.unreduced:
+                chain = shortest_chain(replace(self.reshard, source=source, target=target), near)
+                sizes = [step.reshard.tilings[1].largest_tile for step in chain]
+                legs += zip(sizes, uses_of(chain, self.network, parts), strict=True)
+                continue
+            before, after = self.of_steps.roles_of(source), self.of_steps.roles_of(target)
             if before is None or after is None:
                 return None
             if before.roles != after.roles:
                 use = self.of_steps.use(before, after, near, parts, along=along, kept=kept)
                 if use is None:
                     return None
-                uses.append((after.elements, use))
-        return uses
+                legs.append((after.elements, use))
+        return legs
+
+    def seconds_through(self, points: Sequence[Sharding], near: int = 0) -> float:
+        """What it takes from point to point; endless where digits do not say it."""
+        legs = self.uses_between(points, near)
+        return inf if legs is None else sum(use.seconds for _, use in legs)
 
     def least_seconds(self, starts: int) -> float:
         """What ways with so many steps that send take at the least, one after another; 0 where digits do not say it."""
