@@ -60,21 +60,24 @@ def chain_ended_inside(reshard: Reshard, larger: tuple[int, ...], steps: Chain) 
     points = steps[0].before, *(step.after for step in steps)
     middles = [ended_inside(point, larger, reshard.shape) for point in points]
     chain = chain_through(reshard, *middles, near=(0, *(step.near for step in steps), 0))
-    whole = dict(zip(pairwise(middles), steps, strict=True))
-    return tuple(
-        [_along_ring(step, whole.get((step.before, step.after)), reshard.source, middles[0]) for step in chain]
-    )
+    larger_steps = dict(zip(pairwise(middles), steps, strict=True))
+    kept = reshard.source if middles[0] == reshard.source else None
+    return tuple([_along_rings(step, larger_steps.get((step.before, step.after)), kept) for step in chain])
 
 
-def _along_ring(step: Step, whole: Step | None, source: Sharding, first: Sharding) -> Step:
-    """The step along the ring of that of the larger tensor, if it has one; as it is where no digits say it.
+def _along_rings(step: Step, larger: Step | None, kept: Sharding | None) -> Step:
+    """The step along the rings of that of the larger tensor, if it has any; as it is where no digits say it.
 
-    Tiles of the source are kept where they are what the larger tensor's are.
+    Args:
+        step: of the smaller.
+        larger: the same of the larger.
+        kept: the first tiles of the smaller, where they are what those of the larger are; else None.
     """
-    if whole is None or whole.ring is None:
+    if larger is None or larger.ring is None:
         return step
     try:
-        return step_of(step.reshard, ring=whole.ring, kept=source if whole.kept and source == first else None)
+        kept = None if larger.kept is None else kept
+        return step_of(step.reshard, ring=larger.ring, kept=kept, across=larger.across)
     except ReshardError:
         return step
 

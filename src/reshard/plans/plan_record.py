@@ -79,6 +79,7 @@ def _steps(steps: Sequence[Step], seconds: Sequence[float] | None) -> list[dict[
             "chunks": step.chunks,
             "ring": None if step.ring is None else list(step.ring),
             "kept": None if step.kept is None else str(step.kept),
+            "across": None if step.across is None else list(step.across),
         }
         for step in steps
     ]
@@ -147,11 +148,17 @@ def _steps_read(records: Sequence[dict[str, Any]], reshard: Reshard) -> tuple[St
             record["kind"],
             record.get("near", 0),
             record.get("chunks", 1),
-            None if record.get("ring") is None else Digit(*(integer(part, "a ring") for part in record["ring"])),
+            _ring_read(record.get("ring")),
             None if record.get("kept") is None else parse_sharding(record["kept"]),
+            _ring_read(record.get("across")),
         )
         for record in records
     )
+
+
+def _ring_read(parts: Sequence[Any] | None) -> Digit | None:
+    """The places along a ring, as a record says them."""
+    return None if parts is None else Digit(*(integer(part, "a ring") for part in parts))
 
 
 def differences(record: dict[str, Any], expected: dict[str, Any]) -> list[str]:
