@@ -18,6 +18,7 @@ from mpi4py import MPI
 from ring_plans import plans_with_kept, ring_plans
 
 import reshard as rs
+from reshard.digits import Digit
 from reshard.dtypes import dtype_named, value_dtype
 from reshard.errors import ReshardError
 from reshard.mpi.local_moves import RankPlan
@@ -149,6 +150,15 @@ def rings() -> Iterator[str]:
             rs.mpi.run(plan, tiles[RANK], out=out)
             yield from unless(same_bits(out, expected), f"{plan!r} into memory: {out}")
     yield from unless(taken > 20 and passing > 1, f"{taken} moves, of which {passing} pass")
+
+
+def two_rings() -> Iterator[str]:
+    """Ranks of two rings change places: what came from one neighbour goes to several, and from several to one."""
+    mesh = rs.Mesh.of(x=3, y=3)
+    for shape in ((36, 36), (20, 17)):
+        reshard = rs.plan(rs.Sharding.of(mesh, "x", "y"), rs.Sharding.of(mesh, "y", "x"), shape, "int16").reshard
+        plan = rs.Plan(reshard, (rs.Step(reshard, ring=Digit(3, 3), across=Digit(1, 3)),))
+        yield from agrees(plan, shape[0])
 
 
 def windows_and_deals() -> Iterator[str]:

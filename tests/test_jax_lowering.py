@@ -90,7 +90,7 @@ def test_uneven_tiles_go_in_parts() -> None:
         "gathered": (hosts, (("x", "y"), None), (None, None), 1),
         "turned": (hosts, (("x", "y"), None), (("y", "x"), None), 1),
         "moved": (hosts, ("x", "y"), ("y", "x"), 2),
-        "in shares": (rings, (None, "x"), ("x", None), 2),
+        "in shares": (rings, ("x", None), (None, "x"), 2),
     }
     for network, before, after, stretches in ends.values():
         plan = rs.plan(rs.Sharding.of(mesh, *before), rs.Sharding.of(mesh, *after), (63, 45), "f32", network=network)

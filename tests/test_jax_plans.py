@@ -104,6 +104,20 @@ def test_pieces_are_handed_on_along_a_ring(name: str) -> None:
     assert_holds(jax.jit(lambda x: namespace["reshard"](x, EXPLICIT[CUBE]))(x), plan.target, array)
 
 
+def test_devices_of_two_rings_change_places() -> None:
+    torus = rs.Mesh.of(x=3, y=3)
+    reshard = Reshard.of(sharding(torus, "x", "y"), sharding(torus, "y", "x"), SHAPE, "float32")
+    step = Step(reshard, ring=Digit(3, 3), across=Digit(1, 3))
+    plan, array = rs.Plan(reshard, (step,), Options()), ARRAY.astype(np.float32)
+    assert_holds(jax.jit(lambda x: run(plan, x))(array), plan.target, array)
+    devices = jax.make_mesh((3, 3), ("x", "y"), devices=jax.devices()[:9])
+    x = jax.device_put(array, named_sharding_of(plan.source, devices))
+    sent = collectives(jax.jit(lambda x: run(plan, x)).lower(x).compile().as_text(), 9)
+    assert {one.kind for one in sent} == {"collective-permute"}
+    assert received_bytes(sent, 9) == step.all_received_bytes().tolist()
+    np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: (run(plan, x) ** 2).sum()))(array), 2 * array)
+
+
 def test_the_gradient_and_a_batch_of_what_is_handed_on() -> None:
     plan, array = along_a_ring(*AROUND["moved"]), ARRAY.astype(np.float32)
     np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: (run(plan, x) ** 2).sum()))(array), 2 * array)

@@ -81,6 +81,11 @@ def test_small_models_on_eight_ranks(tmp_path: Path) -> None:
     assert not found, "\n".join(found[:5])
 
 
+def test_ranks_of_two_rings_change_places(tmp_path: Path) -> None:
+    found = wrong_features(["two_rings"], 9, tmp_path)["two_rings"]
+    assert not found, "\n".join(found[:5])
+
+
 def test_shared_tiles_on_one_host(tmp_path: Path) -> None:
     found = wrong_features(["shared_tiles", "memory", "rings"], 4, tmp_path)
     assert not any(found.values()), found

@@ -16,7 +16,7 @@ from time_bounds import pairs
 from reshard import Box, Mesh, Network, Plan, ReshardError, Sharding, plan
 from reshard.digits import Digit
 from reshard.exchange import Piece, RingExchange
-from reshard.exchange.ring import around
+from reshard.exchange.ring import around, transposed
 from reshard.network import Level, seconds_of
 from reshard.numpy.tiles import run
 from reshard.plans import Options
@@ -218,6 +218,89 @@ def test_by_hand() -> None:
     assert exchange.passing(0) == [Piece(3, 0, Box([(4, 6)]), 1)]
     assert exchange.outgoing(0)[1:] == [Piece(0, 3, Box([(2, 4)]), 1), Piece(0, 1, Box([(4, 6)]), 2)]
     assert (exchange.received_on(0), quarters.received_bytes, exchange.missing) == (2, 4, 4)
+
+
+TORI = [
+    (Mesh.of(x=3, y=3), Digit(3, 3), Digit(1, 3), ("x", "y"), ("y", "x")),
+    (Mesh.of(x=4, y=4), Digit(4, 4), Digit(1, 4), ("x", "y"), ("y", "x")),
+    (Mesh.of(x=4, y=4), Digit(1, 4), Digit(4, 4), (("x", "y"), None), (("y", "x"), None)),
+    (Mesh.of(x=5, y=5), Digit(5, 5), Digit(1, 5), ("y", "x"), ("x", "y")),
+    (Mesh.of(o=2, x=4, y=4), Digit(4, 4), Digit(1, 4), ("x", ("o", "y")), ("y", ("o", "x"))),
+    (Mesh.of(x=4, o=2, y=4), Digit(8, 4), Digit(1, 4), ("x", "y"), ("y", "x")),
+    (Mesh.of(a=2, b=2, c=2, d=2), Digit(4, 4), Digit(1, 4), (("a", "d"), ("b", "c")), (("c", "b"), ("d", "a"))),
+    (Mesh.of(x=8, y=8), Digit(8, 8), Digit(1, 8), ("x", "y"), ("y", "x")),
+]
+"""Meshes with two rings, and ends between which their devices change places."""
+
+
+@pytest.mark.parametrize("shape", [(64, 64), *SHAPES[1:]])
+@pytest.mark.parametrize(("mesh", "ring", "across", "before", "after"), TORI)
+def test_devices_of_two_rings_change_places(
+    mesh: Mesh, ring: Digit, across: Digit, before: tuple[str, str], after: tuple[str, str], shape: tuple[int, int]
+) -> None:
+    ends = Sharding.of(mesh, *before), Sharding.of(mesh, *after)
+    step = Step(Reshard.of(*ends, shape, "int32"), ring=ring, across=across)
+    exchange, arrived = exchange_of(step), set[tuple[int, int, Box]]()
+    held, wanted = (oracle.holds(end, shape).reshape(-1, *shape) for end in ends)
+    for device in mesh.devices:
+        covered = np.zeros(shape, dtype=np.int64)
+        for piece in exchange.incoming(device):
+            covered[index_of(piece)] += 1
+        assert (covered == wanted[device]).all()
+    outgoing = [piece for device in mesh.devices for piece in exchange.outgoing(device)]
+    for sender, receiver, box, hop in sorted(outgoing, key=lambda piece: piece.round):
+        apart = [(each.value(receiver) - each.value(sender)) % each.size for each in (ring, across)]
+        rest = [end - sum(each.value(end) * each.stride for each in (ring, across)) for end in (sender, receiver)]
+        assert rest[0] == rest[1]
+        assert (hop == 0) == (apart == [0, 0])
+        assert hop == 0 or (0 in apart and sum(apart) in (1, ring.size - 1))
+        assert (hop - 1, sender, box) in arrived if hop > 1 else held[sender][tuple(slice(*side) for side in box)].all()
+        assert (hop, receiver, box) not in arrived
+        arrived.add((hop, receiver, box))
+    assert {*outgoing} == {piece for device in mesh.devices for piece in exchange.taken(device)}
+    array, received = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape), dict[int, int]()
+    whole = Plan(step.reshard, (step,), Options())
+    tiles = run(whole, oracle.tiles(array, ends[0]), received_bytes=received)
+    for device, tile in oracle.tiles(array, ends[1]).items():
+        assert (tiles[device] == tile).all()
+    assert [received[device] for device in mesh.devices] == step.all_received_bytes().tolist()
+    assert Plan.from_json(whole.to_json()) == whole
+
+
+@pytest.mark.parametrize(("size", "tiles"), [(3, 0.375), (4, 0.5), (5, 0.667), (6, 0.813), (8, 1.125)])
+def test_what_changes_places_along_two_rings_takes(size: int, tiles: float) -> None:
+    """Of tiles what the fullest link carries, which is the value of a linear program of all routes (1.1 of 8)."""
+    network = Network((Level(1, size, "ring", 1, 0), Level(size, size, "ring", 1, 0)))
+    mesh, shape = Mesh.of(x=size, y=size), (size * 96 * 8,) * 2
+    made = plan(Sharding.of(mesh, "y", "x"), Sharding.of(mesh, "x", "y"), shape, "int8", network=network)
+    assert made.steps[0].across is not None
+    assert made.seconds == pytest.approx(tiles * (96 * 8) ** 2, rel=0.05)
+    small = plan(Sharding.of(mesh, "y", "x"), Sharding.of(mesh, "x", "y"), (size * 192,) * 2, "int8", network=network)
+    assert simulated_seconds(small, network) == pytest.approx(small.seconds, rel=0.05)
+
+
+def test_refused_where_devices_do_not_change_places() -> None:
+    mesh, long = Mesh.of(x=4, y=4), Mesh.of(x=9, y=9)
+    cubes, uneven = Mesh.of(o=2, x=4, y=4), Mesh.of(x=4, y=2)
+    refused = [
+        (mesh, ("x", "y"), ("x", "y"), Digit(4, 4), Digit(1, 4)),
+        (mesh, ("x", None), ("y", None), Digit(4, 4), Digit(1, 4)),
+        (mesh, ("x", "y"), ("y", "x"), Digit(4, 4), Digit(2, 4)),
+        (mesh, ("x", "y"), ("y", "x"), Digit(4, 2), Digit(1, 2)),
+        (long, ("x", "y"), ("y", "x"), Digit(9, 9), Digit(1, 9)),
+        (cubes, ("x", ("o", "y")), (("o", "y"), "x"), Digit(4, 4), Digit(1, 4)),
+        (uneven, ("x", "y"), ("y", "x"), Digit(2, 4), Digit(1, 2)),
+    ]
+    for on, before, after, ring, across in refused:
+        ends = Sharding.of(on, *before), Sharding.of(on, *after)
+        with pytest.raises(ReshardError, match="of devices of two rings of a size") as caught:
+            transposed(*(Tiling.of(end, (72, 72)) for end in ends), ring, across)
+        assert caught.value.code == "bad-step"
+    reshard = Reshard.of(Sharding.of(mesh, "x", "y"), Sharding.of(mesh, "y", "x"), (72, 72))
+    for more in ({"across": Digit(1, 4)}, {"ring": Digit(4, 4), "across": Digit(1, 4), "kept": reshard.source}):
+        with pytest.raises(ReshardError, match="change places along two rings") as caught:
+            Step(reshard, **more)
+        assert caught.value.code == "bad-step"
 
 
 def test_refusals() -> None:

@@ -38,6 +38,11 @@ def test_neighbours_hand_on_among_eight() -> None:
     assert not found["neighbours_hand_on_among_eight"], "\n".join(found["neighbours_hand_on_among_eight"][:5])
 
 
+def test_ranks_of_two_rings_change_places() -> None:
+    found = wrong_features("torch_plans", ["ranks_of_two_rings_change_places"], 9, timeout_s=60)
+    assert not found["ranks_of_two_rings_change_places"], "\n".join(found["ranks_of_two_rings_change_places"][:5])
+
+
 @pytest.mark.slow
 def test_limits_are_kept_by_a_hundred_plans() -> None:
     found = wrong_features("torch_plans", ["limits_are_kept"], 4, timeout_s=60)["limits_are_kept"]

@@ -22,6 +22,7 @@ from torch_ranks import counted_traffic, unless
 
 import reshard as rs
 from reshard.digits import Digit
+from reshard.plans import Options
 
 R = Replicate()
 S0, S1 = Shard(0), Shard(1)
@@ -166,6 +167,34 @@ def neighbours_hand_on(rank: int) -> list[str]:
 
 def neighbours_hand_on_among_eight(rank: int) -> list[str]:
     return [*along_ring(rank, (2, 2, 2), Digit(1, 8)), *along_ring(rank, (4, 2), Digit(2, 4), 400)]
+
+
+def ranks_of_two_rings_change_places(rank: int) -> list[str]:
+    """On 3 x 3 ranks: what came from one neighbour goes to several, and to one what came from several."""
+    mesh, wrong = init_device_mesh("cpu", (3, 3)), []
+    for shape in ((36, 36), (20, 17)):
+        problem = Problem((3, 3), shape, torch.float32, (Shard(0), Shard(1)), (Shard(1), Shard(0)))
+        made = plan_of(problem, mesh)
+        whole = replace(made, steps=(rs.Step(made.reshard, ring=Digit(3, 3), across=Digit(1, 3)),))
+        x, module = source_tensor(problem, mesh), dict[str, Any]()
+        wanted = cut(whole_value(problem), spans(shape, (3, 3), problem.target, coordinate(rank, (3, 3))))
+        exec(rs.torch.code_of(whole), module)
+        wrong.append(unless(same(module["reshard"](x.to_local()), wanted), f"{whole!r} as code"))
+        for plan in (whole, replace(whole, parts=2) if shape == (36, 36) else whole):
+            rs.torch.run(plan, x)
+            with counted_traffic() as traffic:
+                y = rs.torch.run(plan, x, check="never")
+            wrong.append(unless(same(y.to_local(), wanted), f"{plan!r}: {y.to_local()} for {wanted}"))
+            received = plan.received_bytes_on(rank)
+            wrong.append(unless(traffic.received == received, f"{plan!r}: {traffic.received} bytes for {received}"))
+        limited = replace(whole, options=Options(memory_limit=1 << 30))
+        try:
+            rs.torch.run(limited, x)
+        except rs.ReshardError as error:
+            wrong.append(unless(error.code == "no-plan", f"{error.code} where memory has a limit"))
+        else:
+            wrong.append("a plan with a memory limit goes along rings")
+    return wrong
 
 
 def along_ring(rank: int, sizes: tuple[int, ...], ring: Digit, count: int = 100) -> list[str]:

@@ -196,12 +196,14 @@ def local_plan(
         joint: whether messages go by a collective of a whole group, where there is a group of just these ranks.
 
     Raises:
-        ReshardError: `reduction-dtype` where torch cannot combine values of the dtype; `exchange-failed` where no
-            backend carries tensors on such devices.
+        ReshardError: `reduction-dtype` where torch cannot combine values of the dtype; `no-plan` where a plan with a
+            memory limit goes along rings; `exchange-failed` where no backend carries tensors on such devices.
     """
     before, after = plan.source, plan.target
     for step in plan.steps:
         _check_combines(step, dtype)
+        if plan.options.memory_limit is not None and step.ring is not None:
+            raise ReshardError("no-plan", "torch hands on whole pieces along rings, and keeps no memory limit there")
     device_mesh = meshes.get(before.mesh) if rank in before.mesh else None
     ours = before.mesh if before.mesh == after.mesh else None
     exchanges = []
@@ -214,7 +216,7 @@ def local_plan(
             elif exchange.has_messages:
                 carrier = carrier_for(move.exchange, device_mesh, ours, device_type_of(meshes))
                 exchange = replace(exchange, carrier=carrier)
-            if plan.options.memory_limit is not None and not exchange.later:
+            if plan.options.memory_limit is not None:
                 exchange = turnwise(exchange, move, rank, step.chunks)
             exchanges.append(exchange)
     sides = (Tiling.of(side, plan.shape) for side in (before, after))
