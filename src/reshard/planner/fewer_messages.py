@@ -1,0 +1,105 @@
+"""Ways of fewer messages than others, where latencies decide.
+
+    by levels       one level at a time, whichever way that takes least (`level_moves`)
+    gather apart    what an exchange would share out is gathered, and sliced then: in an exchange a device sends every
+                    other what that needs of it, in messages that wait for one another; a gather goes level by level,
+                    or from neighbour to neighbour, in fewer, and a slice takes nothing
+    slice last      the target before it is cut by what does nothing in the source, first cut by other axes
+
+By hand, 2 hosts of 2 devices, 1 s a message, from rows by both axes to columns by `y`: every device sends to the three
+others, or gathers in its host and between hosts, which is two messages.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.network import Level, Network
+>>> mesh, network = Mesh.of(x=2, y=2), Network((Level(1, 2, "switch", 1e9, 1.0), Level(2, 2, "switch", 1e9, 1.0)))
+>>> ends = Sharding.of(mesh, ("x", "y"), None), Sharding.of(mesh, None, "y")
+>>> prices = RoutePrices.of(Reshard.of(*ends, (8, 8)), network)
+>>> at_once = prices.timed(Route())
+>>> for way in map(prices.timed, _gathered_apart([at_once], prices)):
+...     print([middle.text() for middle in way.route.middles], round(at_once.seconds), round(way.seconds))
+['[{}, {}]'] 3 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice, pairwise
+
+from reshard.dim_sharding import DimSharding
+from reshard.errors import ReshardError
+from reshard.planner.candidates import by_levels, kept_cuts, refinements
+from reshard.planner.route_prices import RoutePrices, TimedRoute
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
+from reshard.steps import Route
+
+ABOUT = 1.05
+"""Ways that take up to so many times the least are looked at."""
+SOONER = 1e-9
+"""By which part of what a step takes a gather must take less."""
+SLICED = 2
+"""How many refinements of what is sliced last are tried."""
+
+
+def in_fewer_messages(timed: Sequence[TimedRoute], prices: RoutePrices, limit_s: float) -> Iterator[Route]:
+    """The ways beside others.
+
+    Args:
+        timed: these others, whose steps are known by digits.
+        prices: theirs.
+        limit_s: what the best of them takes.
+    """
+    with suppress(ReshardError):  # digits without names
+        yield from by_levels(prices, 1 / limit_s)
+    yield from _gathered_apart(timed, prices)
+    yield from _sliced_last(prices.reshard)
+
+
+def _gathered_apart(timed: Sequence[TimedRoute], prices: RoutePrices) -> Iterator[Route]:
+    """The ways that take about the least, each with all steps put so for which a gather and a slice take less."""
+    least = min(way.seconds for way in timed)
+    for way in timed:
+        points = prices.points(way.route) if way.seconds <= least * ABOUT else ()
+        passed: list[Sharding] = []
+        for leg in pairwise(points):
+            passed += [*_gathered_between(*leg, way.route.near, prices), leg[1]]
+        if len(passed) >= len(points) > 0:
+            yield Route(tuple(passed[:-1]), way.route.near)
+
+
+def _gathered_between(before: Sharding, after: Sharding, near: int, prices: RoutePrices) -> tuple[Sharding, ...]:
+    """What is gathered between two points where that is sooner; else nothing."""
+    whole = kept_cuts(before, after)
+    if whole in (before, after):
+        return ()
+    at_once, apart = (prices.seconds_through(points, near) for points in ((before, after), (before, whole, after)))
+    return (whole,) if apart < at_once * (1 - SOONER) else ()
+
+
+def _sliced_last(reshard: Reshard) -> Iterator[Route]:
+    """By way of the target without the axes that end its dims and do nothing in the source; first cut by others.
+
+    None of windows and of what is dealt.
+
+    >>> from reshard.mesh import Mesh
+    >>> mesh = Mesh.of(x=2, y=2, z=2)
+    >>> ends = Sharding.of(mesh, None, "x"), Sharding.of(mesh, ("x", "y"), None)
+    >>> for route in _sliced_last(Reshard.of(*ends, (8, 8))):
+    ...     print([middle.text() for middle in route.middles])
+    ['[{"x", "y", "z"}, {}]', '[{"x"}, {}]']
+    ['[{"x", "y"}, {"z"}]', '[{"x"}, {}]']
+    """
+    source, target = reshard.source, reshard.target
+    if source.mesh != target.mesh or source.is_woven or target.is_woven:
+        return
+    free, dims = source.unused_axes(), []
+    for dim in target.dims:
+        axes = dim.axes
+        while axes and any(axis.contains(axes[-1]) for axis in free):
+            axes = axes[:-1]
+        dims.append(DimSharding(axes))
+    unsliced = Sharding(target.mesh, tuple(dims), uneven=target.uneven)
+    if unsliced.dims != target.dims:
+        for middle in islice(refinements(unsliced, unsliced.unused_axes(), source, reshard.shape), SLICED):
+            yield Route((middle, unsliced))
