@@ -53,9 +53,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     prices = RoutePrices.of(plan.reshard, network)
     # the start is paid by shares as well; more shares and parts must be worth it
     limit = (plan.seconds - network.call_s) * (WORTH if plan.parts == 1 else 1.0)
-    if limit <= 0 or not any(
-        step.received_bytes for share in plan.shares for step in share.steps
-    ):  # no level has anything to do, or no share can be worth its start
+    if not any(step.received_bytes for share in plan.shares for step in share.steps):  # no level has anything to do
         return plan
     ways = LevelWays.of(plan.reshard, network, finely=True) if finely else None
     ways = ways or LevelWays.of(plan.reshard, network)  # as the candidates ask, so that it is known
@@ -72,8 +70,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
             routes.append(other.route)
             busy.append(_with_fill(other.busy[:-1], other.seconds))
     places = [level.places for level in network.levels]
-    first_prices = (1.0,) if is_large else (1.0, 1 / limit)  # at 1 small tensors go in few steps, whatever they take
-    for route in _worth_taking(ways, places, np.array(busy), limit, first_prices) if ways is not None else ():
+    for route in _worth_taking(ways, places, np.array(busy), limit) if ways is not None else ():
         with suppress(ReshardError):  # what has no price
             way = prices.timed(route)
             if any(way.busy[:-1]):  # else it takes its time elsewhere, as one that only copies
@@ -99,54 +96,34 @@ def _with_fill(busy: Sequence[float], seconds: float) -> list[float]:
     return [level + fill for level in busy]
 
 
-def _worth_taking(
-    ways: LevelWays, places: Sequence[int], busy: Floats, limit: float, first_prices: Sequence[float]
-) -> list[Route]:
+def _worth_taking(ways: LevelWays, places: Sequence[int], busy: Floats, limit: float) -> list[Route]:
     """The ways on one level at a time that are in the best mix with chains of these loads.
 
     Each as it is, and with steps apart where they can be; none where that mix takes longer than a limit.
-
-    Args:
-        ways: those on one level at a time.
-        places: per level, how many links are told apart.
-        busy: what the chains load.
-        limit: seconds.
-        first_prices: of a second of any level, for the ways that enter first.
     """
-    paths: list[tuple[int, ...]] = []
-    for price in first_prices:  # what takes least step by step is done soonest after its busiest
-        path = ways.cheapest([price * (1 + len(places) / MOST_PARTS)] * len(places))
-        if path is not None and path not in paths:
-            paths.append(path)
-    loads = np.vstack([busy, *(_loads_of(path, ways, places) for path in paths)])
-    mix = best_mix(loads)
+    loads, paths, mix = busy, list[tuple[int, ...]](), best_mix(busy)
     first_places = np.cumsum([0, *places[:-1]])  # a way on one level at a time is taken to load all links of a line
-    while paths and len(paths) < TRIED:
-        prices = np.add.reduceat(mix.prices, first_places)
+    prices = np.ones(len(places))  # first what takes least step by step, which is done soonest after its busiest
+    while len(paths) < TRIED:
         path = ways.cheapest((prices + prices.sum() / MOST_PARTS).tolist())
         if path is None or path in paths:
             break
-        added = _loads_of(path, ways, places)
-        if added @ mix.prices > 1 - ENOUGH:
+        alone = ways.loads(path)
+        added = np.repeat(_with_fill(alone.tolist(), alone.sum()), places)
+        if paths and added @ mix.prices > 1 - ENOUGH:
             break
         paths.append(path)
         loads = np.vstack([loads, added])
         mix = best_mix(loads)
+        prices = np.add.reduceat(mix.prices, first_places)
     if mix.seconds >= limit:
         return []
     routes: dict[Route, None] = {}
-    for number, (path, part) in enumerate(zip(paths, mix.parts[len(busy) :], strict=True)):
-        is_tried = part >= NEGLIGIBLE or number < len(first_prices) - 1  # of several first ones loads are too rough
-        for apart in (False, True) if is_tried else ():
+    for path, part in zip(paths, mix.parts[len(busy) :], strict=True):
+        for apart in (False, True) if part >= NEGLIGIBLE else ():
             with suppress(ReshardError):  # digits without names
                 routes[Route(tuple(ways.middles(path, apart=apart)))] = None
     return list(routes)
-
-
-def _loads_of(path: tuple[int, ...], ways: LevelWays, places: Sequence[int]) -> Floats:
-    """What a way loads, all links of a line alike."""
-    alone = ways.loads(path)
-    return np.repeat(_with_fill(alone.tolist(), alone.sum()), places)
 
 
 def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], prices: RoutePrices, limit: float) -> Plan:
