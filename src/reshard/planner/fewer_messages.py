@@ -4,13 +4,13 @@
     gather apart    what an exchange would share out is gathered, and sliced then: in an exchange a device sends every
                     other what that needs of it, in messages that wait for one another; a gather goes level by level,
                     or from neighbour to neighbour, in fewer, and a slice takes nothing
-    slice last      the target before it is cut by what does nothing in the source, first cut by other axes
 
 By hand, 2 hosts of 2 devices, 1 s a message, from rows by both axes to columns by `y`: every device sends to the three
 others, or gathers in its host and between hosts, which is two messages.
 
 >>> from reshard.mesh import Mesh
 >>> from reshard.network import Level, Network
+>>> from reshard.problem import Reshard
 >>> mesh, network = Mesh.of(x=2, y=2), Network((Level(1, 2, "switch", 1e9, 1.0), Level(2, 2, "switch", 1e9, 1.0)))
 >>> ends = Sharding.of(mesh, ("x", "y"), None), Sharding.of(mesh, None, "y")
 >>> prices = RoutePrices.of(Reshard.of(*ends, (8, 8)), network)
@@ -24,13 +24,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import islice, pairwise
+from itertools import pairwise
 
-from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
-from reshard.planner.candidates import by_levels, kept_cuts, refinements
+from reshard.planner.candidates import by_levels, kept_cuts
 from reshard.planner.route_prices import RoutePrices, TimedRoute
-from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Route
 
@@ -38,8 +36,6 @@ ABOUT = 1.05
 """Ways that take up to so many times the least are looked at."""
 SOONER = 1e-9
 """By which part of what a step takes a gather must take less."""
-SLICED = 2
-"""How many refinements of what is sliced last are tried."""
 
 
 def in_fewer_messages(timed: Sequence[TimedRoute], prices: RoutePrices, limit_s: float) -> Iterator[Route]:
@@ -53,7 +49,6 @@ def in_fewer_messages(timed: Sequence[TimedRoute], prices: RoutePrices, limit_s:
     with suppress(ReshardError):  # digits without names
         yield from by_levels(prices, 1 / limit_s)
     yield from _gathered_apart(timed, prices)
-    yield from _sliced_last(prices.reshard)
 
 
 def _gathered_apart(timed: Sequence[TimedRoute], prices: RoutePrices) -> Iterator[Route]:
@@ -75,31 +70,3 @@ def _gathered_between(before: Sharding, after: Sharding, near: int, prices: Rout
         return ()
     at_once, apart = (prices.seconds_through(points, near) for points in ((before, after), (before, whole, after)))
     return (whole,) if apart < at_once * (1 - SOONER) else ()
-
-
-def _sliced_last(reshard: Reshard) -> Iterator[Route]:
-    """By way of the target without the axes that end its dims and do nothing in the source; first cut by others.
-
-    None of windows and of what is dealt.
-
-    >>> from reshard.mesh import Mesh
-    >>> mesh = Mesh.of(x=2, y=2, z=2)
-    >>> ends = Sharding.of(mesh, None, "x"), Sharding.of(mesh, ("x", "y"), None)
-    >>> for route in _sliced_last(Reshard.of(*ends, (8, 8))):
-    ...     print([middle.text() for middle in route.middles])
-    ['[{"x", "y", "z"}, {}]', '[{"x"}, {}]']
-    ['[{"x", "y"}, {"z"}]', '[{"x"}, {}]']
-    """
-    source, target = reshard.source, reshard.target
-    if source.mesh != target.mesh or source.is_woven or target.is_woven:
-        return
-    free, dims = source.unused_axes(), []
-    for dim in target.dims:
-        axes = dim.axes
-        while axes and any(axis.contains(axes[-1]) for axis in free):
-            axes = axes[:-1]
-        dims.append(DimSharding(axes))
-    unsliced = Sharding(target.mesh, tuple(dims), uneven=target.uneven)
-    if unsliced.dims != target.dims:
-        for middle in islice(refinements(unsliced, unsliced.unused_axes(), source, reshard.shape), SLICED):
-            yield Route((middle, unsliced))
