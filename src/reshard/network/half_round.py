@@ -45,20 +45,15 @@ def fullest_of_parted(carried: Floats, halfway: Floats) -> float:
     """
     passing = np.swapaxes(halfway @ _passed(halfway.shape[1]).each, 0, 1)
     fixed = carried - passing / 2
-    most, fullest = _least(fixed, halfway), carried.max(axis=(1, 2))
-    fuller = fullest > most * (1 + SAME)
-    if not fuller.any():
-        return most
-    carried, halfway, passing, fixed = (table[fuller] for table in (carried, halfway, passing, fixed))
     besides = _besides(fixed, passing, halfway)
-    most = max(most, _least_of_three(halfway, besides))
-    left = np.nonzero(fullest[fuller] > most * (1 + SAME))[0]
-    if len(left):
+    most = _least(fixed, halfway, besides)
+    fuller = np.nonzero(carried.max(axis=(1, 2)) > most * (1 + SAME))[0]
+    if len(fuller):
         room = most * (1 + SAME)
         most_in_all = np.minimum(np.minimum(room - besides.one, 2 * room - besides.two), halfway.sum(axis=1))
-        tables = (table[left] for table in (room - fixed, passing, halfway, most_in_all.T))
-        left = left[~_have_room(*tables)]
-    for ring in left.tolist():
+        tables = (table[fuller] for table in (room - fixed, passing, halfway, most_in_all.T))
+        fuller = fuller[~_have_room(*tables)]
+    for ring in fuller.tolist():
         most = max(most, _parted(carried[ring].ravel(), halfway[ring], most))
     return most
 
@@ -106,24 +101,20 @@ def _besides(fixed: Floats, passing: Floats, halfway: Floats) -> _Besides:
     return _Besides(one, (both - halfway @ _passed(halfway.shape[1]).neither).max(axis=2))
 
 
-def _least(fixed: Floats, halfway: Floats) -> float:
-    """What a link, or one onwards and one backwards, carry in any case.
+def _least(fixed: Floats, halfway: Floats, besides: _Besides) -> float:
+    """What some link carries in any case.
 
     Args:
         fixed: by ring, direction and link, what takes it in any case.
         halfway: that of `fullest_of_parted`.
+        besides: of these.
     """
     taken = (fixed[:, 0, :, None] + fixed[:, 1, None, :]).reshape(len(halfway), -1)
     either = taken + halfway @ _passed(halfway.shape[1]).either
-    return float(max(fixed.max(), either.max() / 2))
-
-
-def _least_of_three(halfway: Floats, besides: _Besides) -> float:
-    """What one or two links each way carry in any case, three or four together."""
     whole = halfway.sum(axis=1)
     three = (besides.one + besides.two[::-1]).max(axis=0) + whole
     four = besides.two.sum(axis=0) + whole
-    return float(max(three.max() / 3, four.max() / 4))
+    return float(max(fixed.max(), either.max() / 2, three.max() / 3, four.max() / 4))
 
 
 def _have_room(room: Floats, passing: Floats, halfway: Floats, most_in_all: Floats) -> NDArray[np.bool_]:

@@ -5,7 +5,7 @@
     route_prices.py     what a way takes on a network before it is a chain of steps
     step_prices.py      what one step takes, from what digits do before and after it
     spread.py           middles in which all devices of a host share what crosses between hosts
-    slices_apart.py     ways that gather first and slice then, where latencies decide
+    fewer_messages.py   ways of fewer messages, where latencies decide
     better_legs.py      a plan whose parts are planned anew
     number_of_parts.py  in how many parts the steps of a plan overlap best
     policy.py           which is best: fewest bytes, then steps, then rounds; or the least time on a network

@@ -1,7 +1,7 @@
 """Ways that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
-Six kinds of detour may do better:
+Five kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
                         can share the work, and move the result; or in every host alike, where hosts have all values
     gather late         where a network has a slow level: cut the target further by the axes that lie within a
@@ -10,7 +10,6 @@ Six kinds of detour may do better:
     spread in a host    where what hosts hold changes: let all devices of a host share what crosses (`spread`)
     digit by digit      where tiles change places along several lines: halves of lines first (`digit_by_digit`)
     gather first        where latencies decide: gather along some axes, and exchange what is left in fewer messages
-    slice last          likewise: the target before it is cut by what does nothing in the source
 
 The first two are refinements of an end by axes that it does not use.
 """
@@ -31,7 +30,7 @@ from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.digit_by_digit import digit_by_digit
-from reshard.planner.level_moves import PER_STEP, LevelWays
+from reshard.planner.level_moves import LevelWays
 from reshard.planner.policy import SMALL_BYTES
 from reshard.planner.relay import relay
 from reshard.planner.route_prices import RoutePrices, timed_routes
@@ -43,8 +42,6 @@ from reshard.steps import Route
 
 TRIED = 16
 """How many refinements of one kind are tried."""
-SLICED = 2
-"""How many refinements of what is sliced last."""
 COMBINED = 4
 """Of how many places where values are combined it is tried to combine them inside hosts first."""
 
@@ -69,7 +66,6 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
         least = min(way.seconds for way in timed_routes(prices, routes))
         with suppress(ReshardError):
             yield gathered(reshard)
-        yield from _sliced_last(reshard)
         through_switches = any(level.is_switch for level in network.levels)  # where messages wait for one another
         for middle in _gathers(prices, least) if through_switches else ():
             yield Route((middle,))
@@ -112,10 +108,9 @@ def _on_levels(prices: RoutePrices) -> Iterator[Route]:
     size = reshard.target.mesh.size
     boundaries = _boundaries(reshard, network)
     slower = (outer.stride for inner, outer in pairwise(network.levels) if outer.bandwidth < inner.bandwidth)
-    routes = list(detours(reshard, boundaries, {stride for stride in slower if stride < size}))
-    yield from routes
+    yield from detours(reshard, boundaries, {stride for stride in slower if stride < size})
     with suppress(ReshardError):  # digits without names
-        yield from _by_levels(reshard, network, min(way.seconds for way in timed_routes(prices, routes)))
+        yield from by_levels(prices, 1.0)
     with suppress(ReshardError):
         middles = digit_by_digit(reshard, network)
         yield from [Route(tuple(middles))] if middles else []
@@ -131,50 +126,19 @@ def collectives(prices: RoutePrices) -> Iterator[Route]:
             yield Route(steps=fewest_bytes_chain(prices.reshard)[0])
 
 
-def _by_levels(reshard: Reshard, network: Network, about_s: float) -> Iterator[Route]:
-    """What takes least, step by step, of all ways that change one level at a time, and what does in the fewest steps.
+def by_levels(prices: RoutePrices, price: float) -> Iterator[Route]:
+    """What takes least, step by step, of all ways that change one level at a time; by tiles of one box alone.
 
-    By tiles of one box alone: engines move others in more messages than prices count, which decides where latencies do.
+    Engines move tiles of several boxes in more messages than prices count, which decides where latencies do.
 
     Args:
-        reshard: what is to be moved.
-        network: whose levels they are.
-        about_s: what other ways take.
+        prices: of the reshard.
+        price: of a second, where what a step costs besides is that of `LevelWays.cheapest`.
     """
-    ways = LevelWays.of(reshard, network) if about_s else None
-    if ways is not None:
-        for price in (1 / about_s, PER_STEP / about_s):
-            path = ways.cheapest([price] * len(network.levels))
-            if path is not None and ways.is_of_boxes(path):
-                yield Route(tuple(ways.middles(path)))
-
-
-def _sliced_last(reshard: Reshard) -> Iterator[Route]:
-    """By way of the target without the axes that end its dims and do nothing in the source; first cut by others.
-
-    Where nothing is partial, windowed or dealt.
-
-    >>> from reshard.mesh import Mesh
-    >>> mesh = Mesh.of(x=2, y=2, z=2)
-    >>> ends = Sharding.of(mesh, None, "x"), Sharding.of(mesh, ("x", "y"), None)
-    >>> for route in _sliced_last(Reshard.of(*ends, (8, 8))):
-    ...     print([middle.text() for middle in route.middles])
-    ['[{"x", "y", "z"}, {}]', '[{"x"}, {}]']
-    ['[{"x", "y"}, {"z"}]', '[{"x"}, {}]']
-    """
-    source, target = reshard.source, reshard.target
-    if source.mesh != target.mesh or any(end.is_woven or end.unreduced for end in (source, target)):
-        return
-    free, dims = source.unused_axes(), []
-    for dim in target.dims:
-        axes = dim.axes
-        while axes and any(axis.contains(axes[-1]) for axis in free):
-            axes = axes[:-1]
-        dims.append(DimSharding(axes))
-    unsliced = Sharding(target.mesh, tuple(dims), uneven=target.uneven)
-    if unsliced.dims != target.dims:
-        for middle in islice(refinements(unsliced, unsliced.unused_axes(), source, reshard.shape), SLICED):
-            yield Route((middle, unsliced))
+    ways = LevelWays.of(prices.reshard, prices.network)
+    path = None if ways is None else ways.cheapest([price] * len(prices.network.levels))
+    if ways is not None and path is not None and ways.is_of_boxes(path):
+        yield Route(tuple(ways.middles(path)))
 
 
 def level_strides(network: Network) -> list[int]:

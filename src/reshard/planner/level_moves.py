@@ -389,7 +389,7 @@ def _moves(
 ) -> LevelMoves:
     """What it takes that digits of a level change from any choice of roles to any other.
 
-    None go back to the first, nor on from the last, unless these are one.
+    None lead on from the last, unless that is the first too.
 
     Levels and roles that are alike but for their numbers have one answer, so it is asked for by the smallest.
     """

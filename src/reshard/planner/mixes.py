@@ -35,8 +35,6 @@ ENOUGH = 0.005
 """A way that makes a mix take less by no more than this is none to look for."""
 FAR = 4.0
 """Ways that take so many times the best one are not mixed with it."""
-STEPS_FIRST = 0.01
-"""What the whole costs besides its steps where a way of few steps is looked for first, as every part takes them all."""
 NEGLIGIBLE = 0.01
 """Shares of less than so much of the tensor are left out."""
 
@@ -56,9 +54,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     prices = RoutePrices.of(plan.reshard, network)
     # the start is paid by shares as well; more shares and parts must be worth it
     limit = (plan.seconds - network.call_s) * (WORTH if plan.parts == 1 else 1.0)
-    if limit <= 0 or not any(
-        step.received_bytes for share in plan.shares for step in share.steps
-    ):  # no level has anything to do, or no share can be worth its start
+    if not any(step.received_bytes for share in plan.shares for step in share.steps):  # no level has anything to do
         return plan
     ways = LevelWays.of(plan.reshard, network, finely=True, along=along) if finely else None
     ways = ways or LevelWays.of(plan.reshard, network, along=along)  # as the candidates ask, so that it is known
@@ -75,8 +71,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
             routes.append(other.route)
             busy.append(_with_fill(other.busy[:-1], other.seconds))
     places = [level.places for level in network.levels]
-    first_price = (STEPS_FIRST if is_large else 1.0) / limit
-    for route in _worth_taking(ways, places, np.array(busy), limit, first_price) if ways is not None else ():
+    for route in _worth_taking(ways, places, np.array(busy), limit) if ways is not None else ():
         with suppress(ReshardError):  # what has no price
             way = prices.timed(route)
             for each in (way, *(prices.timed_along(way) if along else ())):
@@ -103,21 +98,14 @@ def _with_fill(busy: Sequence[float], seconds: float) -> list[float]:
     return [level + fill for level in busy]
 
 
-def _worth_taking(ways: LevelWays, places: Sequence[int], busy: Floats, limit: float, price: float) -> list[Route]:
+def _worth_taking(ways: LevelWays, places: Sequence[int], busy: Floats, limit: float) -> list[Route]:
     """The ways on one level at a time that are in the best mix with chains of these loads.
 
     Each as it is, and with steps apart where they can be; none where that mix takes longer than a limit.
-
-    Args:
-        ways: those on one level at a time.
-        places: per level, how many links are told apart.
-        busy: what the chains load.
-        limit: seconds.
-        price: of a second of each level, for the first way.
     """
-    paths: list[tuple[int, ...]] = []
+    loads, paths, mix = busy, list[tuple[int, ...]](), best_mix(busy)
     first_places = np.cumsum([0, *places[:-1]])  # a way on one level at a time is taken to load all links of a line
-    loads, mix, prices = busy, best_mix(busy), np.full(len(places), price)
+    prices = np.ones(len(places))  # first what takes least step by step, which is done soonest after its busiest
     while len(paths) < TRIED:
         path = ways.cheapest((prices + prices.sum() / MOST_PARTS).tolist())
         if path is None or path in paths:

@@ -30,13 +30,13 @@ from reshard.notation.described import array_said, check_settled, described, dty
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, at_once, candidates, gathered
 from reshard.planner.evened import chain_ended_inside, evened_shape, whole_steps
+from reshard.planner.fewer_messages import in_fewer_messages
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
 from reshard.planner.policy import SMALL_BYTES, best_first, explained, shrinks_first
 from reshard.planner.route_prices import TIE, RoutePrices, TimedRoute, fastest, timed_routes
-from reshard.planner.slices_apart import gathered_apart
 from reshard.planner.spread import all_cuts
 from reshard.planner.step_prices import StepPrices
 from reshard.plans import Options, Plan
@@ -164,23 +164,27 @@ def _known_plans(reshard: Reshard, options: Options) -> list[Plan]:
 def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
     prices = RoutePrices.of(reshard, network)
-    timed = timed_routes(prices, at_once(prices) or candidates(reshard, network))
-    if prices.by_digits and prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
-        timed += timed_routes(prices, gathered_apart(timed, prices))
+    routes = at_once(prices)
+    timed = timed_routes(prices, routes or candidates(reshard, network))
     best = _best_of(timed, prices, options)
     along = prices.by_digits and _is_worth_handing_on(best, network)
     if along:
         more = [other for way in timed for other in prices.timed_along(way)]
         best, timed = _best_of(more, prices, options, best, timed, along=True), [*timed, *more]
     seconds = best.seconds or 0.0
+    if not routes and seconds and prices.by_digits and prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
+        sooner = seconds - network.call_s
+        more = [
+            way for way in _others(timed, in_fewer_messages(timed, prices, seconds), prices) if way.seconds < sooner
+        ]
+        best = _best_of(more, prices, options, best, timed) if more else best
     if prices.by_digits and parts_a_ring(reshard, network) and seconds > FAR * (best.lower_bound_seconds or 0.0):
-        routes = placed_anew(prices, seconds * MIXED, along=along)
-        if routes:
-            more = timed_routes(prices, routes)
+        more = _others(timed, placed_anew(prices, seconds * MIXED, along=along), prices)
+        if more:
             more += [other for way in more for other in prices.timed_along(way)] if along else []
             best, timed = _best_of(more, prices, options, best, timed, along=along), [*timed, *more]
     if reshard.source.unreduced and _is_far_from_least(best):
-        more = timed_routes(prices, _moved_by_themselves(timed, prices, options))
+        more = _others(timed, _moved_by_themselves(timed, prices, options), prices)
         best = _best_of(more, prices, options, best, timed)
     elif _is_far_from_least(best):
         best = with_shares(best, timed, finely=True, along=along)
@@ -189,6 +193,11 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         twin = _fastest(replace(reshard, shape=larger), network, options)
         best = best_first([best, *_ended_inside(reshard, twin)])[0]
     return best
+
+
+def _others(timed: Sequence[TimedRoute], routes: Iterable[Route], prices: RoutePrices) -> list[TimedRoute]:
+    """Routes with what they take, those left out that are known already or cannot be made."""
+    return timed_routes(prices, [*(way.route for way in timed), *routes])[len(timed) :]
 
 
 def _is_far_from_least(plan: Plan) -> bool:

@@ -1,8 +1,9 @@
-"""Ways that gather first what an exchange would share out, and slice then, where latencies decide.
+"""Ways of fewer messages than others, where latencies decide.
 
-In an exchange a device sends every other what that needs of it, in messages that wait for one another; a gather goes
-level by level, or from neighbour to neighbour, in fewer, and what is sliced then takes nothing.
-Of the ways that are known only those are looked at that take about the least.
+    by levels       one level at a time, whichever way that takes least (`level_moves`)
+    gather apart    what an exchange would share out is gathered, and sliced then: in an exchange a device sends every
+                    other what that needs of it, in messages that wait for one another; a gather goes level by level,
+                    or from neighbour to neighbour, in fewer, and a slice takes nothing
 
 By hand, 2 hosts of 2 devices, 1 s a message, from rows by both axes to columns by `y`: every device sends to the three
 others, or gathers in its host and between hosts, which is two messages.
@@ -14,7 +15,7 @@ others, or gathers in its host and between hosts, which is two messages.
 >>> ends = Sharding.of(mesh, ("x", "y"), None), Sharding.of(mesh, None, "y")
 >>> prices = RoutePrices.of(Reshard.of(*ends, (8, 8)), network)
 >>> at_once = prices.timed(Route())
->>> for way in map(prices.timed, gathered_apart([at_once], prices)):
+>>> for way in map(prices.timed, _gathered_apart([at_once], prices)):
 ...     print([middle.text() for middle in way.route.middles], round(at_once.seconds), round(way.seconds))
 ['[{}, {}]'] 3 2
 """
@@ -22,9 +23,11 @@ others, or gathers in its host and between hosts, which is two messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 
-from reshard.planner.candidates import kept_cuts
+from reshard.errors import ReshardError
+from reshard.planner.candidates import by_levels, kept_cuts
 from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.sharding import Sharding
 from reshard.steps import Route
@@ -35,13 +38,21 @@ SOONER = 1e-9
 """By which part of what a step takes a gather must take less."""
 
 
-def gathered_apart(timed: Sequence[TimedRoute], prices: RoutePrices) -> Iterator[Route]:
-    """The ways that take about the least, each with all steps put so for which a gather and a slice take less.
+def in_fewer_messages(timed: Sequence[TimedRoute], prices: RoutePrices, limit_s: float) -> Iterator[Route]:
+    """The ways beside others.
 
     Args:
-        timed: ways whose steps are known by digits.
+        timed: these others, whose steps are known by digits.
         prices: theirs.
+        limit_s: what the best of them takes.
     """
+    with suppress(ReshardError):  # digits without names
+        yield from by_levels(prices, 1 / limit_s)
+    yield from _gathered_apart(timed, prices)
+
+
+def _gathered_apart(timed: Sequence[TimedRoute], prices: RoutePrices) -> Iterator[Route]:
+    """The ways that take about the least, each with all steps put so for which a gather and a slice take less."""
     least = min(way.seconds for way in timed)
     for way in timed:
         points = prices.points(way.route) if way.seconds <= least * ABOUT else ()
