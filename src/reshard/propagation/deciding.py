@@ -63,6 +63,8 @@ def decided(ends: Sequence[End], held: Sequence[int]) -> dict[int, int]:
     places = {each.end.place for each in first}
     left = [end for end in ends if end.place not in places]
     picked = _Tables(left, held).decided()
+    for end in left:
+        end.links.clear()
     for each in reversed(first):
         picked[each.end.place] = each.best(picked)
     return picked

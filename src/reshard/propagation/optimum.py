@@ -121,7 +121,10 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
         whole = CopiedDual(model, alike, classes, shares)
         whole.begin(bounded.handed)
         whole.run(WHOLE_TURNS, is_late)
-        return _explained(alike, Descent(alike, options, best.layouts), model.bound_of(whole.bound), classes)
+        chosen = _explained(alike, Descent(alike, options, best.layouts), model.bound_of(whole.bound), classes)
+        for each in (small, alike):
+            each.dissolve()
+        return chosen
     return _explained(model, best, model.bound_of(bounded.bound))
 
 
@@ -171,6 +174,8 @@ def changed(
         descent = _descended(small, Picked(descent.options, descent.layouts))
     free = {id(own): known.options[id(kept)] for own, kept in zip(model.variables, small.variables, strict=True)}
     picked = {node.number: known.layouts[classes[node.number] if is_tied else node.number] for node in model.nodes}
+    for each in (charged, small):
+        each.dissolve()
     return _explained(model, Descent(model, free, picked), best.bound)
 
 

@@ -255,7 +255,7 @@ class _Problem:
         """Link an operation to values."""
         for edge, picks in edges:
             value = self._values[id(edge.variable)]
-            Link(value.end, end, value.states.moving(edge, picks, value.kinds), picks, once=self._once)
+            Link(value.end, end, value.states.moving(edge, picks, value.kinds), once=self._once)
 
 
 class Wants(NamedTuple):
@@ -323,7 +323,7 @@ class States:
                 yield table.known[key]
 
     def moving(self, edge: Edge, picks: Picks, kinds: Sequence[Kind]) -> Costs:
-        """Per state and option what it costs to bring the value there, or to where it is kept from how it is made."""
+        """Per state and layout what it costs to bring the value where that wants it, or from how that makes it."""
         place = -1 if edge.is_result else kinds.index((edge.table, edge.times))
         key = self, place, picks, edge.times
         if key not in edge.table.known:
@@ -335,7 +335,7 @@ class States:
                 for column, option in enumerate(options.tolist()):
                     if option in self._shared[place]:
                         prices[:, column] = self._sharing(place, option, is_own=edge.table.is_own)
-            edge.table.remember(key, prices)
+            edge.table.remember(key, prices[:, picks.places])
         return edge.table.known[key]
 
     def _sharing(self, place: int, option: int, *, is_own: bool) -> list[float]:

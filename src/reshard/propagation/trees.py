@@ -42,10 +42,16 @@ class Table:
         """What it costs to make all that is wanted of how the value is kept."""
         self.known: dict[tuple[object, ...], Costs] = {}
         """What has been read out of the prices for the layouts of operations."""
-        self.free, self.rent = self, np.zeros((1, 1))
-        """The table without rents, and what holding costs besides."""
+        self.rent = np.zeros((1, 1))
+        """What holding costs besides."""
+        self._free: Table | None = None
         self.is_known = False
         """Whether there is nothing to ask the planner about."""
+
+    @property
+    def free(self) -> Table:
+        """The table without rents."""
+        return self._free or self
 
     def all_from(self, kept: int, wanted: frozenset[int]) -> float:
         """What it takes to make all that is wanted of how the value is kept, as a tree."""
@@ -69,7 +75,7 @@ class Table:
     def rented(self, rent: Costs) -> Table:
         """The table where what a reshard holds, from an option to another, costs so much besides."""
         table = Table(self.bound + rent, self.price + rent, is_own=self.is_own)
-        table.free, table.rent, table.asked = self, rent, set(self.asked)
+        table._free, table.rent, table.asked = self, rent, set(self.asked)
         return table
 
     def barred(self) -> Table:
