@@ -56,15 +56,17 @@ class Table:
     def all_from(self, kept: int, wanted: frozenset[int]) -> float:
         """What it takes to make all that is wanted of how the value is kept, as a tree."""
         key = kept, wanted
-        if key not in self.trees:
-            self.trees[key] = tree_cost(self, kept, sorted(wanted))
-        return self.trees[key]
+        cost = self.trees.get(key)
+        if cost is None:
+            cost = self.trees[key] = tree_cost(self, kept, sorted(wanted))
+        return cost
 
-    def remember(self, key: tuple[object, ...], costs: Costs) -> None:
+    def remember(self, key: tuple[object, ...], costs: Costs) -> Costs:
         """Keep what was read out of the prices as long as they are these."""
         if len(self.known) >= MOST_KNOWN:
             self.known.clear()
         self.known[key] = costs
+        return costs
 
     def learn(self, source: int, target: int, price: float) -> None:
         """What a reshard costs is known."""
@@ -89,7 +91,7 @@ class Table:
 
 def tree_cost(table: Table, kept: int, wanted: Iterable[int]) -> float:
     """What it takes to make all that is wanted, each of how the value is kept or of what was made before."""
-    return sum(float(table.price[pair]) for pair in tree(table, kept, wanted))
+    return sum(table.price.item(pair) for pair in tree(table, kept, wanted))
 
 
 def tree(table: Table, kept: int, wanted: Iterable[int]) -> list[tuple[int, int]]:
@@ -97,8 +99,8 @@ def tree(table: Table, kept: int, wanted: Iterable[int]) -> list[tuple[int, int]
     if not table.is_own:
         return [(kept, option) for option in wanted]
     ends = [kept, *(option for option in wanted if option != kept)]
-    if len(ends) == 1:
-        return []
+    if len(ends) <= 2:
+        return [(kept, option) for option in ends[1:]]
     parents = arborescence(table.price[np.ix_(ends, ends)].tolist())
     order = [0]
     for before in order:  # which grows
