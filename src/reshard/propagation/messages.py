@@ -144,9 +144,10 @@ class MessageLevel:
         self.voices = [voice for speaker in speakers for voice in speaker.ahead]
         self._heard = heard
         parts = np.array([(max(len(each.behind), len(each.ahead), 1), len(each.ahead)) for each in speakers])
-        self._part = 1.0 / parts[:, :1]
-        """Per end which part of what it gathers it hands on by a voice."""
-        self.kept: list[float] = (1.0 - self._part[:, 0] * parts[:, 1]).tolist()
+        part = 1.0 / parts[:, :1]
+        self._part = part.repeat(heard.shape[2], axis=1)
+        """Per end and choice which part of what it gathers it hands on by a voice."""
+        self.kept: list[float] = (1.0 - part[:, 0] * parts[:, 1]).tolist()
         """Per end which part it keeps."""
         rows, columns = list[int](), list[int]()
         for column, (_, _, behind, ahead) in enumerate(speakers):
@@ -178,8 +179,8 @@ class MessageLevel:
         heard = said[self._heard]
         gathered = np.add.reduce(heard)
         if self.voices:
-            answers = heard.reshape(-1, heard.shape[2]).take(self._answers, axis=0)
-            self.handed = (gathered * self._part).take(self._tellers, axis=0) - answers
+            self.handed = (gathered * self._part).take(self._tellers, axis=0)
+            self.handed -= heard.reshape(-1, heard.shape[2]).take(self._answers, axis=0)
             self.tell(said)
         return np.asarray(gathered)
 
