@@ -316,7 +316,7 @@ class States:
         """What the reshards cost in each state that make all that is there, kind by kind."""
         for place, (table, times) in enumerate(kinds):
             if self._shared[place]:
-                key = self, place, times
+                key = None, None, self, place, times
                 costs = table.known.get(key)
                 if costs is None:
                     trees = [table.all_from(each.kept, each.there[place]) for each in self.all]
@@ -326,7 +326,7 @@ class States:
     def moving(self, edge: Edge, picks: Picks, kinds: Sequence[Kind]) -> Costs:
         """Per state and layout what it costs to bring the value where that wants it, or from how that makes it."""
         place = -1 if edge.is_result else kinds.index((edge.table, edge.times))
-        key = self, place, picks, edge.times
+        key = None, None, self, place, picks, edge.times
         costs = edge.table.known.get(key)
         if costs is None:
             price, options = edge.table.price, picks.options
