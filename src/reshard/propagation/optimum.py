@@ -354,13 +354,13 @@ def _learnt(model: Model, best: Descent) -> set[Table]:
     """Ask the planner about all that is chosen; the tables in which anything costs otherwise than was thought."""
     learnt: set[Table] = set()
     for variable in best.variables:
+        kept = best.options[id(variable)]
         for edge in variable.makers:
-            option = int(edge.picks.numbers[best.layouts[edge.node.number]])
-            if model.learn(edge, option, best.options[id(variable)]):
+            if model.learn(edge, edge.picks.listed[best.layouts[edge.node.number]], kept):
                 learnt.add(edge.table)
         for (table, _), wants in best.wants(variable).items():
-            edge = next(edge for edge in variable.uses if edge.table is table)
-            for pair in tree(table, best.options[id(variable)], sorted(wants)):
+            for pair in tree(table, kept, sorted(wants)):
+                edge = next(edge for edge in variable.uses if edge.table is table)
                 if model.learn(edge, *pair):
                     learnt.add(table)
     return learnt
