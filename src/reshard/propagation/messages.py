@@ -93,6 +93,7 @@ class Stack:
         self.goes = goes[rows, : max(len(voice.told) for voice in voices)]
         self.costs: Costs
         """Per choice of an end or option of it, voice, and choice of who hears it, what the link costs."""
+        self._tables = {id(voice.link.table) for voice in voices}
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -112,11 +113,13 @@ class Stack:
         self.costs = np.full((self.size, *self.goes.shape), np.inf)
         for column, voice in enumerate(self.voices):
             self.costs[: len(voice.table), column] = 0.0
-        self.renew({id(voice.link.table) for voice in self.voices})
+        self.renew(self._tables)
 
     def renew(self, changed: Collection[int]) -> None:
         """Stack what those links cost now of which the tables have changed, by their identities."""
-        for column, voice in enumerate(() if self._is_a_link else self.voices):
+        if self._is_a_link or self._tables.isdisjoint(changed):
+            return
+        for column, voice in enumerate(self.voices):
             if id(voice.link.table) in changed:
                 table = voice.table
                 self.costs[: table.shape[0], column, : table.shape[1]] = table
