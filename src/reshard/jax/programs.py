@@ -52,6 +52,7 @@ from reshard.digits import Digits, nest
 from reshard.dim_sharding import DimSharding
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
+from reshard.garbage import uncollected
 from reshard.jax.exchange.joint import run_alone, run_together
 from reshard.jax.exchange.lowering import on_device, run_on_device
 from reshard.jax.exchange.rounds import Device
@@ -116,6 +117,7 @@ class PlacedFunction:
         return jax.tree.unflatten(self._signature.out_tree, self._run(*arrays))
 
 
+@uncollected()
 def to_jax(placed: Placement) -> PlacedFunction:
     """The function of a placed program: the values of the original, moved by its plans, with gradients.
 
@@ -131,6 +133,7 @@ def to_jax(placed: Placement) -> PlacedFunction:
     mesh, specs = _mesh_and_specs(placed)
     run_so = with_own_parts(with_whole_sums(placed, SMALL_BYTES))
 
+    @uncollected()
     def body(*tiles: Any) -> tuple[Any, ...]:
         return tuple(run(run_so, _Device(run_so, mesh.axis_names), tiles).values())
 

@@ -71,6 +71,8 @@ class CopiedDual(Dual):
             for first, second in link.pairs or ():
                 ends_of_copy = copies[id(link.first)][first], copies[id(link.second)][second]
                 Link(*ends_of_copy, link.table, link.picks, once=link.once)
+        for end in ends:
+            end.links.clear()
         settled = sum(each.settled * len(each.end.copies) for each in gone.values())
         self._settle([], (end for alike in copies.values() for end in alike.values()), settled)
 

@@ -62,10 +62,11 @@ class Dual:
         """
         self.gone, self.settled, self.bound = gone, settled, -np.inf
         self.ends = sorted(ends, key=lambda end: end.place)
-        self.links = list({id(link): link for end in self.ends for link in end.links}.values())
-        for link in self.links:
+        for link in {id(link): link for end in self.ends for link in end.links}.values():
             link.open()
         self._messages = Messages(self.ends)
+        for end in self.ends:
+            end.links.clear()
         self.passed = 0
         """How many costs of links messages have gone over."""
 

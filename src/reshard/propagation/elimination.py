@@ -83,6 +83,11 @@ class End:
         """The numbers of the ends of the program for which it stands, where its links say which they are between."""
 
     @property
+    def others(self) -> list[End]:
+        """The ends across its links."""
+        return [link.second if link.first is self else link.first for link in self.links]
+
+    @property
     def key(self) -> tuple[bool, int]:
         """Whether it is an operation, and its number."""
         return isinstance(self.what, Node), -1 if self.what is None else self.what.number
@@ -196,6 +201,11 @@ class Eliminated(NamedTuple):
     links: list[Link]
 
     @property
+    def others(self) -> list[End]:
+        """Its neighbours."""
+        return [link.second if link.first is self.end else link.first for link in self.links]
+
+    @property
     def is_alone(self) -> bool:
         """Whether it costs something whatever others choose, that nothing else tells."""
         return not self.links or len(self.end.choices) == 1
@@ -221,19 +231,20 @@ class Eliminated(NamedTuple):
 def eliminate(ends: Iterable[End]) -> list[Eliminated]:
     """Take out what has two neighbours at the most, until nothing more has; all that went, in that order."""
     waiting = deque(ends)
-    gone: dict[int, Eliminated] = {}
+    gone: dict[End, Eliminated] = {}
     while waiting:
         end = waiting.popleft()
-        if id(end) not in gone and _may_go(end):
-            gone[id(end)] = _eliminated(end)
-            waiting.extend({id(other): other for link in gone[id(end)].links for other in (link.other(end),)}.values())
+        if end not in gone and _may_go(end):
+            gone[end] = _eliminated(end)
+            waiting.extend(dict.fromkeys(gone[end].others))
     return list(gone.values())
 
 
 def _may_go(end: End) -> bool:
-    if len(end.links) > 1:
+    others = end.others
+    if len(set(others)) < len(others):
         _merge(end)
-    others = [link.other(end) for link in end.links]
+        others = end.others
     if len(end.choices) == 1 or len(others) < 2:
         return not end.copies or all(_is_even(link, end) for link in end.links)
     if len(others) > 2 or others[0] is others[1] or (end.copies and not all(_is_own(link, end) for link in end.links)):
@@ -254,11 +265,9 @@ def _is_even(link: Link, end: End) -> bool:
 
 def _merge(end: End) -> None:
     """Make one link of those to the same neighbour, or of copies of an end to the same copies of it."""
-    if len({id(link.second if end is link.first else link.first) for link in end.links}) == len(end.links):
-        return
-    to: dict[tuple[int, tuple[tuple[int, int], ...] | None], list[Link]] = {}
-    for link in end.links:
-        to.setdefault((id(link.second if end is link.first else link.first), link.pairs_from(end)), []).append(link)
+    to: dict[tuple[End, tuple[tuple[int, int], ...] | None], list[Link]] = {}
+    for link, other in zip(end.links, end.others, strict=True):
+        to.setdefault((other, link.pairs_from(end)), []).append(link)
     for (_, pairs), links in to.items():
         if len(links) > 1:
             once, other = links[0].once, links[0].other(end)

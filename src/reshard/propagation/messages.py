@@ -93,6 +93,7 @@ class Stack:
         self.goes = goes[rows, : max(len(voice.told) for voice in voices)]
         self.costs: Costs
         """Per choice of an end or option of it, voice, and choice of who hears it, what the link costs."""
+        self._tables = {id(voice.link.table) for voice in voices}
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -112,11 +113,13 @@ class Stack:
         self.costs = np.full((self.size, *self.goes.shape), np.inf)
         for column, voice in enumerate(self.voices):
             self.costs[: len(voice.table), column] = 0.0
-        self.renew({id(voice.link.table) for voice in self.voices})
+        self.renew(self._tables)
 
     def renew(self, changed: Collection[int]) -> None:
         """Stack what those links cost now of which the tables have changed, by their identities."""
-        for column, voice in enumerate(() if self._is_a_link else self.voices):
+        if self._is_a_link or self._tables.isdisjoint(changed):
+            return
+        for column, voice in enumerate(self.voices):
             if id(voice.link.table) in changed:
                 table = voice.table
                 self.costs[: table.shape[0], column, : table.shape[1]] = table
@@ -144,9 +147,10 @@ class MessageLevel:
         self.voices = [voice for speaker in speakers for voice in speaker.ahead]
         self._heard = heard
         parts = np.array([(max(len(each.behind), len(each.ahead), 1), len(each.ahead)) for each in speakers])
-        self._part = 1.0 / parts[:, :1]
-        """Per end which part of what it gathers it hands on by a voice."""
-        self.kept: list[float] = (1.0 - self._part[:, 0] * parts[:, 1]).tolist()
+        part = 1.0 / parts[:, :1]
+        self._part = part.repeat(heard.shape[2], axis=1)
+        """Per end and choice which part of what it gathers it hands on by a voice."""
+        self.kept: list[float] = (1.0 - part[:, 0] * parts[:, 1]).tolist()
         """Per end which part it keeps."""
         rows, columns = list[int](), list[int]()
         for column, (_, _, behind, ahead) in enumerate(speakers):
@@ -178,8 +182,8 @@ class MessageLevel:
         heard = said[self._heard]
         gathered = np.add.reduce(heard)
         if self.voices:
-            answers = heard.reshape(-1, heard.shape[2]).take(self._answers, axis=0)
-            self.handed = (gathered * self._part).take(self._tellers, axis=0) - answers
+            self.handed = (gathered * self._part).take(self._tellers, axis=0)
+            self.handed -= heard.reshape(-1, heard.shape[2]).take(self._answers, axis=0)
             self.tell(said)
         return np.asarray(gathered)
 

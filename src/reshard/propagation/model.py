@@ -123,6 +123,15 @@ class Model:
         tied.nodes = [tied._node(alike) for alike in in_order if alike[0].operands]
         return tied
 
+    def dissolve(self) -> None:
+        """Let go of the edges, by which variables and nodes hold one another, so that nothing of it is garbage."""
+        for variable in self.variables:
+            for edge in (*variable.makers, *variable.uses):
+                edge.node.uses.clear()
+                edge.node.makes.clear()
+            variable.makers.clear()
+            variable.uses.clear()
+
     def _tied_variables(self, kinds: Sequence[int]) -> list[Variable]:
         """Per value the variable of all that are of its kind."""
         members: dict[int, list[int]] = {}

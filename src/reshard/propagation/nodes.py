@@ -122,24 +122,27 @@ class Edge:
 
     def brought(self, there: frozenset[int]) -> Costs:
         """Per layout what it takes to bring an operand where that wants it, from the nearest of some options."""
-        key = there, self.picks, self.times
-        if key not in self.table.known:
+        key = there, None, self.picks, self.times
+        costs = self.table.known.get(key)
+        if costs is None:
             rows = self.table.price[list(there)][:, self.picks.options]
-            self.table.remember(key, np.minimum.reduce(rows)[self.picks.places] * self.times)
-        return self.table.known[key]
+            costs = self.table.remember(key, np.minimum.reduce(rows)[self.picks.places] * self.times)
+        return costs
 
     def moved(self, kept: int) -> Costs:
         """Per layout what it takes to bring the result from how that makes it to an option."""
-        key = kept, self.picks, self.times
-        if key not in self.table.known:
-            self.table.remember(key, self.table.price[self.picks.options, kept][self.picks.places] * self.times)
-        return self.table.known[key]
+        key = None, kept, self.picks, self.times
+        costs = self.table.known.get(key)
+        if costs is None:
+            costs = self.table.remember(key, self.table.price[self.picks.options, kept][self.picks.places] * self.times)
+        return costs
 
     def between(self, domain: Numbers) -> Costs:
         """Per option of some and option that layouts want, or make, what reshards between them cost."""
-        key = domain.tobytes(), self.picks, self.times, self.is_result
-        if key not in self.table.known:
+        key = None, None, domain.tobytes(), self.picks, self.times, self.is_result
+        costs = self.table.known.get(key)
+        if costs is None:
             rows, columns = (self.picks.options, domain) if self.is_result else (domain, self.picks.options)
             prices = self.table.price[rows[:, None], columns] * self.times
-            self.table.remember(key, np.ascontiguousarray(prices.T if self.is_result else prices))
-        return self.table.known[key]
+            costs = self.table.remember(key, np.ascontiguousarray(prices.T if self.is_result else prices))
+        return costs

@@ -121,7 +121,10 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
         whole = CopiedDual(model, alike, classes, shares)
         whole.begin(bounded.handed)
         whole.run(WHOLE_TURNS, is_late)
-        return _explained(alike, Descent(alike, options, best.layouts), model.bound_of(whole.bound), classes)
+        chosen = _explained(alike, Descent(alike, options, best.layouts), model.bound_of(whole.bound), classes)
+        for each in (small, alike):
+            each.dissolve()
+        return chosen
     return _explained(model, best, model.bound_of(bounded.bound))
 
 
@@ -171,6 +174,8 @@ def changed(
         descent = _descended(small, Picked(descent.options, descent.layouts))
     free = {id(own): known.options[id(kept)] for own, kept in zip(model.variables, small.variables, strict=True)}
     picked = {node.number: known.layouts[classes[node.number] if is_tied else node.number] for node in model.nodes}
+    for each in (charged, small):
+        each.dissolve()
     return _explained(model, Descent(model, free, picked), best.bound)
 
 
@@ -349,13 +354,13 @@ def _learnt(model: Model, best: Descent) -> set[Table]:
     """Ask the planner about all that is chosen; the tables in which anything costs otherwise than was thought."""
     learnt: set[Table] = set()
     for variable in best.variables:
+        kept = best.options[id(variable)]
         for edge in variable.makers:
-            option = int(edge.picks.numbers[best.layouts[edge.node.number]])
-            if model.learn(edge, option, best.options[id(variable)]):
+            if model.learn(edge, edge.picks.listed[best.layouts[edge.node.number]], kept):
                 learnt.add(edge.table)
         for (table, _), wants in best.wants(variable).items():
-            edge = next(edge for edge in variable.uses if edge.table is table)
-            for pair in tree(table, best.options[id(variable)], sorted(wants)):
+            for pair in tree(table, kept, sorted(wants)):
+                edge = next(edge for edge in variable.uses if edge.table is table)
                 if model.learn(edge, *pair):
                     learnt.add(table)
     return learnt

@@ -255,7 +255,7 @@ class _Problem:
         """Link an operation to values."""
         for edge, picks in edges:
             value = self._values[id(edge.variable)]
-            Link(value.end, end, value.states.moving(edge, picks, value.kinds), picks, once=self._once)
+            Link(value.end, end, value.states.moving(edge, picks, value.kinds), once=self._once)
 
 
 class Wants(NamedTuple):
@@ -316,17 +316,19 @@ class States:
         """What the reshards cost in each state that make all that is there, kind by kind."""
         for place, (table, times) in enumerate(kinds):
             if self._shared[place]:
-                key = self, place, times
-                if key not in table.known:
+                key = None, None, self, place, times
+                costs = table.known.get(key)
+                if costs is None:
                     trees = [table.all_from(each.kept, each.there[place]) for each in self.all]
-                    table.remember(key, np.array(trees) * times)
-                yield table.known[key]
+                    costs = table.remember(key, np.array(trees) * times)
+                yield costs
 
     def moving(self, edge: Edge, picks: Picks, kinds: Sequence[Kind]) -> Costs:
-        """Per state and option what it costs to bring the value there, or to where it is kept from how it is made."""
+        """Per state and layout what it costs to bring the value where that wants it, or from how that makes it."""
         place = -1 if edge.is_result else kinds.index((edge.table, edge.times))
-        key = self, place, picks, edge.times
-        if key not in edge.table.known:
+        key = None, None, self, place, picks, edge.times
+        costs = edge.table.known.get(key)
+        if costs is None:
             price, options = edge.table.price, picks.options
             if edge.is_result:
                 prices = price[options, self.kept[:, None]] * edge.times
@@ -335,8 +337,8 @@ class States:
                 for column, option in enumerate(options.tolist()):
                     if option in self._shared[place]:
                         prices[:, column] = self._sharing(place, option, is_own=edge.table.is_own)
-            edge.table.remember(key, prices)
-        return edge.table.known[key]
+            costs = edge.table.remember(key, prices[:, picks.places])
+        return costs
 
     def _sharing(self, place: int, option: int, *, is_own: bool) -> list[float]:
         """Per state what it costs one who wants an option that is there for all, or cannot be."""

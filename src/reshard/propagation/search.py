@@ -304,6 +304,7 @@ def place(
     best = search.best()
     fitting = search.within(best, search.placed(best, limits), limits)
     placed = min((placed for _, placed in fitting), key=lambda each: each.cost)
+    search.model.dissolve()
     return replace(placed, memory_limit=limits.memory, work_limit=limits.work)
 
 

@@ -26,6 +26,10 @@ MOST_KNOWN = 4096
 """Of how many layouts and options a table keeps what was read out of it, at most."""
 
 
+Read = tuple[frozenset[int] | None, int | None, *tuple[object, ...]]
+"""What is read out of prices: from which options on, and to which one, each None where it may be all, and what else."""
+
+
 class Table:
     """What reshards of a value cost from each of its options to each of those in which it may be wanted."""
 
@@ -40,36 +44,52 @@ class Table:
         self.asked: set[tuple[int, int]] = set()
         self.trees: dict[tuple[int, frozenset[int]], float] = {}
         """What it costs to make all that is wanted of how the value is kept."""
-        self.known: dict[tuple[object, ...], Costs] = {}
+        self.known: dict[Read, Costs] = {}
         """What has been read out of the prices for the layouts of operations."""
-        self.free, self.rent = self, np.zeros((1, 1))
-        """The table without rents, and what holding costs besides."""
+        self.rent = np.zeros((1, 1))
+        """What holding costs besides."""
+        self._free: Table | None = None
         self.is_known = False
         """Whether there is nothing to ask the planner about."""
+
+    @property
+    def free(self) -> Table:
+        """The table without rents."""
+        return self._free or self
 
     def all_from(self, kept: int, wanted: frozenset[int]) -> float:
         """What it takes to make all that is wanted of how the value is kept, as a tree."""
         key = kept, wanted
-        if key not in self.trees:
-            self.trees[key] = tree_cost(self, kept, sorted(wanted))
-        return self.trees[key]
+        cost = self.trees.get(key)
+        if cost is None:
+            cost = self.trees[key] = tree_cost(self, kept, sorted(wanted))
+        return cost
 
-    def remember(self, key: tuple[object, ...], costs: Costs) -> None:
+    def remember(self, key: Read, costs: Costs) -> Costs:
         """Keep what was read out of the prices as long as they are these."""
         if len(self.known) >= MOST_KNOWN:
             self.known.clear()
         self.known[key] = costs
+        return costs
 
     def learn(self, source: int, target: int, price: float) -> None:
-        """What a reshard costs is known."""
+        """What a reshard costs is known; what that is no part of stays."""
         self.price[source, target] = price
-        self.trees.clear()
-        self.known.clear()
+        self.trees = {
+            (kept, wanted): cost
+            for (kept, wanted), cost in self.trees.items()
+            if target not in wanted or (source != kept and source not in wanted)
+        }
+        self.known = {
+            key: costs
+            for key, costs in self.known.items()
+            if (key[0] is not None and source not in key[0]) or (key[1] is not None and key[1] != target)
+        }
 
     def rented(self, rent: Costs) -> Table:
         """The table where what a reshard holds, from an option to another, costs so much besides."""
         table = Table(self.bound + rent, self.price + rent, is_own=self.is_own)
-        table.free, table.rent, table.asked = self, rent, set(self.asked)
+        table._free, table.rent, table.asked = self, rent, set(self.asked)
         return table
 
     def barred(self) -> Table:
@@ -83,7 +103,7 @@ class Table:
 
 def tree_cost(table: Table, kept: int, wanted: Iterable[int]) -> float:
     """What it takes to make all that is wanted, each of how the value is kept or of what was made before."""
-    return sum(float(table.price[pair]) for pair in tree(table, kept, wanted))
+    return float(sum(table.price.item(pair) for pair in tree(table, kept, wanted)))
 
 
 def tree(table: Table, kept: int, wanted: Iterable[int]) -> list[tuple[int, int]]:
@@ -91,8 +111,8 @@ def tree(table: Table, kept: int, wanted: Iterable[int]) -> list[tuple[int, int]
     if not table.is_own:
         return [(kept, option) for option in wanted]
     ends = [kept, *(option for option in wanted if option != kept)]
-    if len(ends) == 1:
-        return []
+    if len(ends) <= 2:
+        return [(kept, option) for option in ends[1:]]
     parents = arborescence(table.price[np.ix_(ends, ends)].tolist())
     order = [0]
     for before in order:  # which grows
