@@ -3,7 +3,9 @@
 pieces.py     a piece, and the one interface of an exchange
 by_digits.py  senders in closed form, where source and target have common digits
 ring.py       along a ring, from neighbour to neighbour
+ring_roles.py  what digits along it do
 ring_flows.py  how, so that the fullest link carries least
+transposed_flows.py  where devices of two rings change places
 by_boxes.py   senders dealt per source tile, for all else
 overlap_add.py  windows that are summed: the transpose of filling them
 reduction.py  unreduced values: combine every element on one device, then gather

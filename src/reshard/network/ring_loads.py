@@ -6,7 +6,7 @@ Every hop has one latency, since both ways go at once.
 
 By hand, a gather of 4 parts on a ring of 4: one whole part goes each way, then half of what is two hops away.
 
->>> gather = RingRoles(Digits.of_sizes([4]), (Cuts(0, 1),), (None,))
+>>> gather = RingRoles(Digits.of_sizes([4]), ("rows",), (None,))
 >>> ring_loads(gather), least_along(gather)
 (RingLoads(fullest=1.5, hops=(1.0, 0.5)), 1.5)
 """
@@ -18,8 +18,8 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from reshard.digits import Digits
-from reshard.exchange.ring import RingRoles
 from reshard.exchange.ring_flows import CACHED, Fixed, RingMix, RingUnits, Roles
+from reshard.exchange.ring_roles import RingRoles
 from reshard.exchange.transposed_flows import transposed_flows
 
 

@@ -45,8 +45,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.digits import Digit, Digits, Positions
-from reshard.exchange.ring import MOST_PLACES, RingRoles
 from reshard.exchange.ring_flows import role_numbers
+from reshard.exchange.ring_roles import MOST_PLACES, RingRoles
 from reshard.mix import Floats
 from reshard.network import Level, Network
 from reshard.network.digit_loads import digit_loads

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from reshard.digits import Digit, Digits, nest
 from reshard.exchange.by_digits import close_chains
-from reshard.exchange.ring import MOST_PLACES, RingRoles, change_places
+from reshard.exchange.ring_roles import MOST_PLACES, RingRoles, change_places
 from reshard.layout import NOWHERE, Tie
 from reshard.mesh import Mesh
 from reshard.network import Network, Use, busy_along, least_busy, unnamed, use_of_pattern, use_of_rings
