@@ -22,6 +22,10 @@ MOST_PLACES = 1 << 14
 """Of all units of a ring together: what has more of them is not sent along it."""
 
 
+MOST_KINDS = 16
+"""Of rings that differ in what their devices hold: of more of them what is held besides is left out."""
+
+
 class RingRoles(NamedTuple):
     """What the digits along a ring do at both ends, and in a tile that devices have besides."""
 
@@ -47,7 +51,8 @@ class RingRoles(NamedTuple):
         """Those of digits of the position, of which none outside the ring changes what it does.
 
         A tile that devices have besides is left out where something is cut by other digits there than at the ends,
-        and by none of the ring's: then each device would hold other parts of it.
+        and by none of the ring's, for then each device would hold other parts of it; and where rings are of too many
+        kinds.
         """
         inside = [number for number, digit in enumerate(digits) if digit.lies_in(ring)]
         along = Digits([Digit(digits[n].stride // ring.stride, digits[n].size) for n in inside])
@@ -59,7 +64,8 @@ class RingRoles(NamedTuple):
         if any(role in elsewhere for _, role in others):
             return roles
         fixed = tuple([(role, digits[n]) for n, role in others if n not in inside])
-        return roles._replace(kept=tuple([kept[n] for n in inside]), fixed=fixed)
+        keeping = roles._replace(kept=tuple([kept[n] for n in inside]), fixed=fixed)
+        return keeping if prod(map(len, keeping._values())) <= MOST_KINDS else roles
 
     @property
     def sizes(self) -> dict[Hashable, int]:
@@ -92,10 +98,14 @@ class RingRoles(NamedTuple):
         fixed = tuple([Fixed(numbers[role], digit.size, value) for (role, digit), value in pairs])
         return self.digits, before, after, kept, fixed
 
+    def _values(self) -> list[range]:
+        """Per digit that is fixed those of its values that make a difference to what links carry."""
+        cut = {*self.before, *self.after}
+        return [range(digit.size if role in cut else 1) for role, digit in self.fixed]
+
     def kinds(self) -> list[tuple[int, ...]]:
         """The values of what is fixed on rings that differ in what they carry."""
-        cut = {*self.before, *self.after}
-        return list(product(*(range(digit.size) if role in cut else (0,) for role, digit in self.fixed)))
+        return list(product(*self._values()))
 
 
 def change_places(
