@@ -383,7 +383,8 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
         return replace(TilePart.of(box, exchange.kept.tile(rank)), is_kept=True)
 
     outgoing: dict[int, list[TilePart]] = {}
-    leaving = exchange.by_hop(piece for piece in exchange.outgoing(rank) if piece.receiver != rank)
+    sent = [] if source is None else exchange.outgoing(rank)
+    leaving = exchange.by_hop(piece for piece in sent if piece.receiver != rank)
     if source is not None:
         for piece in leaving[0]:
             outgoing.setdefault(piece.receiver, []).append(source_part(piece.box, source))
