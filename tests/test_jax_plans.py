@@ -109,9 +109,14 @@ def test_devices_of_two_rings_change_places() -> None:
     reshard = Reshard.of(sharding(torus, "x", "y"), sharding(torus, "y", "x"), SHAPE, "float32")
     step = Step(reshard, ring=Digit(3, 3), across=Digit(1, 3))
     plan, array = rs.Plan(reshard, (step,), Options()), ARRAY.astype(np.float32)
-    assert_holds(jax.jit(lambda x: run(plan, x))(array), plan.target, array)
-    devices = jax.make_mesh((3, 3), ("x", "y"), devices=jax.devices()[:9])
+    limited, namespace = replace(plan, options=Options(memory_limit=1 << 30)), dict[str, Any]()
+    for given in (plan, replace(plan, parts=2), limited):
+        assert_holds(jax.jit(lambda x, given=given: run(given, x))(array), plan.target, array)
+    explicit = (AxisType.Explicit,) * 2
+    devices = jax.make_mesh((3, 3), ("x", "y"), axis_types=explicit, devices=jax.devices()[:9])
     x = jax.device_put(array, named_sharding_of(plan.source, devices))
+    exec(code_of(plan), namespace)
+    assert_holds(jax.jit(lambda x: namespace["reshard"](x, devices))(x), plan.target, array)
     sent = collectives(jax.jit(lambda x: run(plan, x)).lower(x).compile().as_text(), 9)
     assert {one.kind for one in sent} == {"collective-permute"}
     assert received_bytes(sent, 9) == step.all_received_bytes().tolist()

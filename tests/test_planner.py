@@ -289,6 +289,14 @@ def test_a_reason_is_there_exactly_where_more_than_the_bound_is_received() -> No
     assert reasons == {True, False}
 
 
+def test_what_is_received_though_nothing_is_lacking_is_told() -> None:
+    mesh = Mesh.of(x=2)
+    whole, cut = Sharding.of(mesh, None), Sharding.of(mesh, "x")
+    legs = [Step(Reshard.of(*ends, (8,), "int8")) for ends in ((whole, cut), (cut, whole))]
+    text = str(Plan(Reshard.of(whole, whole, (8,), "int8"), tuple(legs)))
+    assert "received 4 B on the busiest device, 8 B in all; lower bound 0 B: no device lacks anything" in text
+
+
 def test_near_senders_cost_what_their_pieces_do() -> None:
     """Also where digits of the exchange lie across those of the levels."""
     rng = Random(1)

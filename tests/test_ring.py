@@ -254,7 +254,9 @@ def test_devices_of_two_rings_change_places(
         assert rest[0] == rest[1]
         assert (hop == 0) == (apart == [0, 0])
         assert hop == 0 or (0 in apart and sum(apart) in (1, ring.size - 1))
-        assert (hop - 1, sender, box) in arrived if hop > 1 else held[sender][tuple(slice(*side) for side in box)].all()
+        index = tuple(slice(*side) for side in box)
+        assert (hop - 1, sender, box) in arrived if hop > 1 else held[sender][index].all()
+        assert held[exchange.holder_of(Piece(sender, receiver, box, hop))][index].all()
         assert (hop, receiver, box) not in arrived
         arrived.add((hop, receiver, box))
     assert {*outgoing} == {piece for device in mesh.devices for piece in exchange.taken(device)}
@@ -264,7 +266,32 @@ def test_devices_of_two_rings_change_places(
     for device, tile in oracle.tiles(array, ends[1]).items():
         assert (tiles[device] == tile).all()
     assert [received[device] for device in mesh.devices] == step.all_received_bytes().tolist()
+    assert all(step.received_bytes_on(device) == received[device] for device in mesh.devices)
+    assert step.peak_bytes >= sum(int(end.sum(axis=(1, 2)).max()) for end in (held, wanted)) * 4
     assert Plan.from_json(whole.to_json()) == whole
+
+
+@pytest.mark.parametrize(
+    ("mesh", "levels"),
+    [
+        (Mesh.of(x=4, y=4), [Level(1, 4, "ring", 1.0, 0.25), Level(4, 4, "ring", 1.0, 0.25)]),
+        (Mesh.of(x=4, y=4), [Level(1, 4, "ring", 1.0, 0), Level(4, 4, "ring", 3.0, 0)]),
+        (Mesh.of(x=3, y=3), [Level(1, 3, "ring", 2.0, 0), Level(3, 3, "ring", 1.0, 0)]),
+        (Mesh.of(x=4, o=2, y=4), [Level(1, 4, "ring", 1, 0), Level(4, 2, "ring", 1, 0), Level(8, 4, "ring", 2, 0)]),
+    ],
+)
+def test_the_price_of_two_rings_is_that_of_their_links(mesh: Mesh, levels: list[Level]) -> None:
+    """Of one speed or two, hop by hop."""
+    network, rings = Network(tuple(levels)), (levels[-1].digit, levels[0].digit)
+    reshard = Reshard.of(Sharding.of(mesh, "x", "y"), Sharding.of(mesh, "y", "x"), (384, 384), "int16")
+    step = Step(reshard, ring=rings[0], across=rings[1])
+    seconds = network.launch_s
+    for senders, receivers, elements in exchange_of(step).traffic_of_hops():
+        along = rings[1].value(senders) != rings[1].value(receivers)
+        bandwidths = np.where(along, levels[0].bandwidth, levels[-1].bandwidth)
+        seconds += (elements * 2 / bandwidths).max() + levels[0].latency_s
+    assert seconds_of(step, network) == pytest.approx(seconds, rel=0.05)
+    assert simulated_seconds(Plan(reshard, (step,), Options()), network) == pytest.approx(seconds, rel=0.05)
 
 
 @pytest.mark.parametrize(("size", "tiles"), [(3, 0.375), (4, 0.5), (5, 0.667), (6, 0.813), (8, 1.125)])
@@ -277,6 +304,23 @@ def test_what_changes_places_along_two_rings_takes(size: int, tiles: float) -> N
     assert made.seconds == pytest.approx(tiles * (96 * 8) ** 2, rel=0.05)
     small = plan(Sharding.of(mesh, "y", "x"), Sharding.of(mesh, "x", "y"), (size * 192,) * 2, "int8", network=network)
     assert simulated_seconds(small, network) == pytest.approx(small.seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("shape", [(96, 96), (63, 45)])
+def test_plans_let_devices_of_a_torus_change_places_in_parts(shape: tuple[int, int]) -> None:
+    """About half a tile on a link, where exchanges along one ring at a time take three quarters."""
+    network = Network((Level(1, 4, "ring", 1, 0), Level(4, 4, "ring", 1, 0)))
+    mesh, array = Mesh.of(x=4, y=4), np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape)
+    made = plan(Sharding.of(mesh, "y", "x"), Sharding.of(mesh, "x", "y"), shape, "int32", network=network)
+    assert made.parts > 1
+    assert [step.across is None for step in made.steps] == [False]
+    assert 0.5 <= made.seconds / (Tiling.of(made.source, shape).largest_tile * 4) < 0.65
+    received = dict[int, int]()
+    tiles = run(made, oracle.tiles(array, made.source), received_bytes=received)
+    for device, tile in oracle.tiles(array, made.target).items():
+        assert (tiles[device] == tile).all()
+    assert received == {device: made.received_bytes_on(device) for device in mesh.devices}
+    assert Plan.from_json(made.to_json()) == made
 
 
 def test_refused_where_devices_do_not_change_places() -> None:

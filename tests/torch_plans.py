@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain, pairwise
 from math import prod
 from typing import Any
@@ -23,6 +24,9 @@ from torch_ranks import counted_traffic, unless
 import reshard as rs
 from reshard.digits import Digit
 from reshard.plans import Options
+from reshard.torch.carriers import line_of
+from reshard.torch.redistribution import redistribution_of_plan
+from reshard.torch.world import current_world
 
 R = Replicate()
 S0, S1 = Shard(0), Shard(1)
@@ -187,13 +191,20 @@ def ranks_of_two_rings_change_places(rank: int) -> list[str]:
             wrong.append(unless(same(y.to_local(), wanted), f"{plan!r}: {y.to_local()} for {wanted}"))
             received = plan.received_bytes_on(rank)
             wrong.append(unless(traffic.received == received, f"{plan!r}: {traffic.received} bytes for {received}"))
+        crosses = line_of(whole.steps[0].moves[0].exchange, whole.source.mesh)
+        wrong.append(unless(crosses is None, f"all is said to stay within mesh dim {crosses}"))
         limited = replace(whole, options=Options(memory_limit=1 << 30))
-        try:
-            rs.torch.run(limited, x)
-        except rs.ReshardError as error:
-            wrong.append(unless(error.code == "no-plan", f"{error.code} where memory has a limit"))
-        else:
-            wrong.append("a plan with a memory limit goes along rings")
+        for refusing in (partial(rs.torch.run, limited, x), partial(rs.torch.code_of, limited)):
+            try:
+                refusing()
+            except rs.ReshardError as error:
+                wrong.append(unless(error.code == "no-plan", f"{error.code} where memory has a limit"))
+            else:
+                wrong.append("a plan with a memory limit goes along rings")
+        if shape == (36, 36):
+            module = {}
+            exec(rs.torch.code_of(replace(whole, parts=2)), module)
+            wrong.append(unless(same(module["reshard"](x.to_local()), wanted), f"{whole!r} in parts as code"))
     return wrong
 
 
@@ -211,6 +222,11 @@ def along_ring(rank: int, sizes: tuple[int, ...], ring: Digit, count: int = 100)
             plans.append(replace(whole, parts=3))
         parted += len(plans) == 2
         x = source_tensor(problem, mesh)
+        if whole.steps[-1].kept is not None:
+            others = replace(whole, steps=(*whole.steps[:-1], replace(whole.steps[-1], kind="", kept=None)))
+            prepared = [redistribution_of_plan(current_world(), x._spec, plan, None) for plan in (whole, others)]
+            digests = {each.statement.digest for each in prepared}
+            wrong.append(unless(len(digests) == 2, f"{whole!r} is said to keep nothing"))
         wanted = cut(whole_value(problem), spans(problem.shape, sizes, problem.target, coordinate(rank, sizes)))
         strided = torch.empty(wanted.shape[::-1], dtype=wanted.dtype).permute(*reversed(range(wanted.dim())))
         for plan in plans:

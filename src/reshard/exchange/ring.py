@@ -250,8 +250,14 @@ class RingExchange(Exchange):
         return self._pieces(self.table().senders == self._place(self.source, device))
 
     def holder_of(self, piece: Piece) -> int:
-        """As of `Exchange`: as far back along the ring as the piece has gone."""
+        """As of `Exchange`: as far back along the ring as the piece has gone, or who it is cut for on both."""
         position, receiver = (int(self.source.mesh.position_of(device)) for device in piece[:2])
+        if self.across is not None:
+            for digit, role in zip(self.common.digits, self.common.source_roles, strict=True):
+                if isinstance(role, Cuts) and self._is_inside(digit):
+                    value = piece.box[role.dim][0] // role.stride % digit.size
+                    position += (value - int(digit.value(position))) * digit.stride
+            return self.source.mesh.device_at(position)
         place = self.ring.value(position)
         held_at = (place + (place - self.ring.value(receiver)) * max(piece.round - 1, 0)) % self.ring.size
         return self.source.mesh.device_at(position + (held_at - place) * self.ring.stride)

@@ -106,7 +106,7 @@ def _against_bound(plan: Plan) -> str:
     received, bound = plan.received_bytes, plan.lower_bound_bytes
     text = f"received {bytes_text(received)} on the busiest device, {bytes_text(plan.total_received_bytes)} in all"
     if plan.bound_kind == "exact":
-        beyond = f"{received / bound:.2f} times" if bound else "nothing of it is lacking"
+        beyond = f"{received / bound:.2f} times" if bound else "no device lacks anything"
         return f"{text}; lower bound {bytes_text(bound)}: {'exact' if received == bound else beyond}"
     if plan.bound_kind == "unreduced":
         return f"{text}; the target is partial, so no bound is stated"

@@ -150,7 +150,7 @@ def _batches(group: Any, device_type: str) -> bool:
 def line_of(exchange: Exchange, mesh: Mesh) -> int | None:
     """The mesh dim that every message stays within; None where there is none, or it is not plain to see."""
     if isinstance(exchange, RingExchange):
-        moved = [exchange.ring]
+        moved = list(exchange.rings)
     elif isinstance(exchange, DigitExchange) and exchange.shares_devices:
         digits = exchange.common.digits
         moved = [digits[i] for i, j in enumerate(exchange.determined_by) if i != j or i in exchange.gathered]

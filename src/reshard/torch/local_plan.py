@@ -34,7 +34,7 @@ from reshard.torch.exchange import (
     is_plain,
     local_exchange,
 )
-from reshard.torch.turns import turnwise
+from reshard.torch.turns import check_limit, turnwise
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,7 @@ def local_plan(
     before, after = plan.source, plan.target
     for step in plan.steps:
         _check_combines(step, dtype)
-        if plan.options.memory_limit is not None and step.ring is not None:
-            raise ReshardError("no-plan", "torch hands on whole pieces along rings, and keeps no memory limit there")
+    check_limit(plan)
     device_mesh = meshes.get(before.mesh) if rank in before.mesh else None
     ours = before.mesh if before.mesh == after.mesh else None
     exchanges = []

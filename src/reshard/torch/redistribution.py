@@ -194,7 +194,7 @@ def _prepared(
     )
     local = local_plan(plan, rank, {plan.source.mesh: source.mesh}, meta_of(planned.source).dtype, words, joint=joint)
     steps = [
-        (step.kind, str(step.after), step.near, step.chunks, step.ring, share.parts)
+        (step.kind, str(step.after), step.near, step.chunks, step.ring, str(step.kept), step.across, share.parts)
         for share in plan.shares
         for step in share.steps
     ]

@@ -29,7 +29,7 @@ from reshard.errors import ReshardError
 from reshard.plans import Plan
 from reshard.steps import Move, Step
 from reshard.torch.exchange import COMBINE, LocalExchange, Message, TilePart, local_exchange
-from reshard.torch.turns import turnwise
+from reshard.torch.turns import check_limit, turnwise
 
 MOST = 100_000
 """Messages and copies of all ranks together that are written out."""
@@ -197,9 +197,10 @@ def code_of(plan: Plan) -> str:
         plan: whose devices are global ranks.
 
     Raises:
-        ReshardError: `bad-argument`; `too-large` where the messages are too many to write out.
+        ReshardError: `bad-argument`; `no-plan` where a plan with a memory limit goes along rings; `too-large` where the
+            messages are too many to write out.
     """
-    expect(plan, Plan, "what becomes code")
+    check_limit(expect(plan, Plan, "what becomes code"))
     if len(plan.stretches) > 1:
         plan = replace(plan, parts=1, beside=(), whole=(0, 0))
     ways, count = [], 0
@@ -243,7 +244,7 @@ def _rows(move: Move, step: Step, *, is_limited: bool) -> dict[int, Row]:
     rows: dict[int, Row] = {}
     for rank in ranks:
         exchange = local_exchange(move, rank, step.dtype)
-        if is_limited and not exchange.later:
+        if is_limited:
             ends = [(turn.send, turn.receive) for turn in turnwise(exchange, move, rank, step.chunks).turns]
             turns = [(_side([send] if send else []), _side([receive] if receive else [])) for send, receive in ends]
         else:

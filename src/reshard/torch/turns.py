@@ -23,7 +23,9 @@ from typing import Any
 import torch
 
 from reshard.box import Box
+from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange, Exchange, Piece, schedule
+from reshard.plans import Plan
 from reshard.steps import Move
 from reshard.torch.carriers import Parcel
 from reshard.torch.exchange import COMBINE, UNWATCHED, LocalExchange, Post, TilePart, Watch, as_carried
@@ -111,6 +113,18 @@ class TurnwiseExchange(LocalExchange):
             room.copy_(memory)
         if self.reduction is not None:
             placed.add(arriving.box)
+
+
+def check_limit(plan: Plan) -> None:
+    """Refuse a memory limit where pieces are handed on: they come whole, and wait in buffers for their next hop.
+
+    All ranks refuse alike, whatever each of them needs, so that none waits for another.
+
+    Raises:
+        ReshardError: `no-plan`.
+    """
+    if plan.options.memory_limit is not None and any(step.ring for share in plan.shares for step in share.steps):
+        raise ReshardError("no-plan", "torch hands on whole pieces along rings, and keeps no memory limit there")
 
 
 def turnwise(exchange: LocalExchange, move: Move, rank: int, chunks: int) -> TurnwiseExchange:

@@ -214,18 +214,18 @@ Way = list[Piece]
 
 
 def _ways(exchange: RingExchange, pieces: Sequence[Piece]) -> list[Way]:
-    """All ways that pieces go along a ring: by shape, then those onwards, the longest first."""
+    """All ways that pieces go along rings: by shape, then those that begin onwards, the longest first."""
     following = {(piece.sender, piece.box, piece.round): piece for piece in pieces if piece.round > 1}
     ways = [[piece] for piece in pieces if piece.round == 1]
     for way in ways:
         while (piece := following.get((way[-1].receiver, way[-1].box, way[-1].round + 1))) is not None:
             way.append(piece)
-    mesh, ring = exchange.target.mesh, exchange.ring
+    mesh = exchange.target.mesh
 
     def order(way: Way) -> tuple[Any, ...]:
-        sender, receiver, box, _ = way[0]
-        ahead = ring.value(mesh.position_of(receiver)) - ring.value(mesh.position_of(sender))
-        return box.shape, _is_of_kept(exchange, way[0]), ahead % ring.size, -len(way), way[0]
+        sender, receiver = (mesh.position_of(device) for device in way[0][:2])
+        ahead = [(ring.value(receiver) - ring.value(sender)) % ring.size for ring in exchange.rings]
+        return way[0].box.shape, _is_of_kept(exchange, way[0]), ahead, -len(way), way[0]
 
     return sorted(ways, key=order)
 
