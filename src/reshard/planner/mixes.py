@@ -70,6 +70,12 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
         if other.seconds < FAR * plan.seconds and all(other.busy[:-1] != use.busy[:-1] for use in uses):
             routes.append(other.route)
             busy.append(_with_fill(other.busy[:-1], other.seconds))
+    for share in plan.shares if along else ():  # whose ways are not looked for once more
+        with suppress(ReshardError):
+            way = prices.timed(Route(tuple([step.after for step in share.steps[:-1]])))
+            for other in prices.timed_along(way):
+                routes.append(other.route)
+                busy.append(_with_fill(other.busy[:-1], other.seconds))
     places = [level.places for level in network.levels]
     for route in _worth_taking(ways, places, np.array(busy), limit) if ways is not None else ():
         with suppress(ReshardError):  # what has no price
