@@ -177,6 +177,8 @@ class Exchange(ABC):
     target: Tiling
     class_digits: ClassDigits = ONE_CLASS
     """The digits along which values stay unreduced, where no other digits of the exchange say so."""
+    kept: Tiling | None = None
+    """Of tiles that devices have besides those of the source, where pieces may be of these."""
 
     @abstractmethod
     def incoming(self, device: int) -> list[Piece]:
@@ -228,6 +230,10 @@ class Exchange(ABC):
         for piece in pieces:
             hops[max(piece.round, 1) - 1 if len(hops) > 1 else 0].append(piece)
         return hops
+
+    def is_kept(self, device: int, box: Box) -> bool:
+        """Whether what a device has of a box is not in its source tile, but in the one that it kept."""
+        return False
 
     def holder_of(self, piece: Piece) -> int:
         """The device whose source tile has a piece: its sender, unless that only hands it on."""

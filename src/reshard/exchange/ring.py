@@ -31,9 +31,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.digits import Digit, Positions
@@ -65,27 +66,27 @@ class _Rows(NamedTuple):
     def of(cls, roles: RingRoles, values: Sequence[int]) -> _Rows:
         """Those of rings on which what is fixed has these values."""
         units, flows = units_and_flows(*roles.numbered(values))
-        unit, place = np.nonzero(units.holds & units.wants)
-        stays = unit, place, place, 0 * place, 0.0 * place, 0.0 * place + 1.0
         order = _furthest_first(flows)
-        travels = (
-            column[order]
-            for column in (flows.unit, flows.senders, flows.receivers, flows.hops + 1, flows.low, flows.high)
-        )
-        columns = (np.concatenate(pair) for pair in zip(stays, travels, strict=True))
-        unit, senders, receivers, rounds, low, high = columns
-        return cls(unit, senders, receivers, rounds, low, high, units.wants[unit, receivers])
+        stays, place = np.nonzero(units.holds & units.wants)
+        columns = _with_what_stays(stays, place, [column[order] for column in flows[:6]])
+        unit, senders, receivers, hops, low, high = columns
+        return cls(unit, senders, receivers, hops + 1, low, high, units.wants[unit, receivers])
 
     @classmethod
     def transposed(cls, size: int, units: Positions) -> _Rows:
         """Those of two rings of a size whose devices change places; `units` says per place which one it holds."""
         flows, places = transposed_flows(size), np.arange(size**2)
         stays = places[places // size == places % size]
-        travels = units[flows.origin], flows.senders, flows.receivers, flows.hops + 1, flows.low, flows.high
-        pairs = zip((units[stays], stays, stays, 0 * stays, 0.0 * stays, 0.0 * stays + 1.0), travels, strict=True)
-        unit, senders, receivers, rounds, low, high = (np.concatenate(pair) for pair in pairs)
-        wants = units[receivers % size * size + receivers // size]
-        return cls(unit, senders, receivers, rounds, low, high, unit == wants)
+        columns = _with_what_stays(units[stays], stays, [units[flows.origin], *flows[1:6]])
+        unit, senders, receivers, hops, low, high = columns
+        wanted = units[receivers % size * size + receivers // size]
+        return cls(unit, senders, receivers, hops + 1, low, high, unit == wanted)
+
+
+def _with_what_stays(unit: Positions, place: Positions, travels: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    """The columns of flows, before them units that stay whole at their places, as of hop -1."""
+    stays = unit, place, place, 0 * place - 1, 0.0 * place, 0.0 * place + 1.0
+    return [np.concatenate(pair) for pair in zip(stays, travels, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,14 @@ class RingExchange(Exchange):
         return RingRoles.of(self.ring, common.digits, common.source_roles, common.target_roles, kept)
 
     def holds(self, device: int, box: Box) -> bool:
-        """Whether a box lies in a device's source tile: what it has besides is in the tile that it kept."""
+        """Whether a box lies in a device's source tile."""
         tile = self.source.tile(device)
         parts = [tile.intersect(box)] if isinstance(tile, Box) else [part.intersect(box) for part in tile.boxes()]
         return sum(part.size for part in parts if not part.is_empty) == box.size
+
+    def is_kept(self, device: int, box: Box) -> bool:
+        """As of `Exchange`."""
+        return self.kept is not None and not self.holds(device, box)
 
     @property
     def rings(self) -> tuple[Digit, ...]:

@@ -24,7 +24,7 @@ By hand, on a ring of 4: what 0 alone holds, or what 0 and 1 hold, goes half eac
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -376,13 +376,3 @@ def units_and_flows(
     """The units of a change along a ring and their flows, as of `RingUnits.of`; to be asked for by small numbers."""
     units = RingUnits.of(digits, before, after, kept, fixed)
     return units, units.flows()
-
-
-def role_numbers(*lists: Sequence[Hashable]) -> list[tuple[int | None, ...]]:
-    """Roles by numbers in the order in which they come.
-
-    >>> role_numbers(["x", None], [None, "x"]), role_numbers([3, 5], [5, 3])
-    ([(0, None), (None, 0)], [(0, 1), (1, 0)])
-    """
-    numbers: dict[Hashable, int | None] = {None: None}
-    return [tuple([numbers.setdefault(role, len(numbers) - 1) for role in roles]) for roles in lists]

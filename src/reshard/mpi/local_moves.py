@@ -150,11 +150,10 @@ class LocalMove:
         is_summed = exchange.source.layout.is_summed
         strips = [piece.box.size * dtype.itemsize for _, piece in sent if not is_one_run(piece.box.shape, shape)]
         is_worth_it = max(strips, default=0) >= LEAST_PACKED_BYTES and sum(strips) <= MOST_ROOM_BYTES
-        is_packed = not all(self._is_held(piece) for _, piece in sent) or (keeps_rooms and is_worth_it)
+        of_source = [piece for _, piece in sent if not exchange.is_kept(device, piece.box)]
+        is_packed = len(of_source) < len(sent) or (keeps_rooms and is_worth_it)
         self.sent_places = (
-            {}
-            if source is None or is_summed
-            else {piece: source.owned_place(piece.box) for _, piece in sent if self._is_held(piece)}
+            {} if source is None or is_summed else {piece: source.owned_place(piece.box) for piece in of_source}
         )
         sends = MessageEnd.of(
             sent,
@@ -173,13 +172,6 @@ class LocalMove:
             if number:
                 sends = MessageEnd.handed_on(leaving[number], self.hops[-1].receives, dtype.itemsize)
             self.hops.append(Hop(sends, receives, wanted))
-
-    def _is_held(self, piece: Piece) -> bool:
-        """Whether what is sent first, or stays, is in the tile before, and not in the first one of the plan alone."""
-        exchange = self.move.exchange
-        if not isinstance(exchange, RingExchange) or exchange.kept is None:
-            return True
-        return exchange.holds(piece.sender, piece.box)
 
     @cached_property
     def is_straight(self) -> bool:
@@ -308,10 +300,10 @@ class LocalMove:
 
     def _first_part(self, tile: Any, kept: Any, piece: Piece) -> Array:
         """What is sent first of a piece, or stays: of the tile before, or of the first one of the plan."""
-        exchange: Any = self.move.exchange
-        if self._is_held(piece):
-            return sent_part(tile, piece.box, exchange.source, piece.sender)
-        return sent_part(kept, piece.box, exchange.kept, piece.sender)
+        exchange = self.move.exchange
+        if exchange.kept is not None and exchange.is_kept(piece.sender, piece.box):
+            return sent_part(kept, piece.box, exchange.kept, piece.sender)
+        return sent_part(tile, piece.box, exchange.source, piece.sender)
 
     def _sent(self, values: Any, piece: Piece, of: tuple[slice, ...] | None) -> Array:
         """What is sent of a piece, of a tile that lies at hand."""

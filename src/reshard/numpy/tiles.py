@@ -191,10 +191,10 @@ def _handed_on(move: Move, exchange: RingExchange, sources: Tiles, kept: Tiles, 
         sender, box = piece.sender, piece.box
         if piece.round > 1:
             part = arrived[sender, box, piece.round - 1]
-        elif exchange.kept is None or exchange.holds(sender, box):
-            part = sent_part(sources[sender], box, exchange.source, sender)
-        else:
+        elif exchange.kept is not None and exchange.is_kept(sender, box):
             part = sent_part(kept[sender], box, exchange.kept, sender)
+        else:
+            part = sent_part(sources[sender], box, exchange.source, sender)
         arrived[piece.receiver, box, piece.round] = part
         counts[piece.receiver] += part.nbytes if sender != piece.receiver else 0
     tiles = {}

@@ -45,7 +45,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reshard.digits import Digit, Digits, Positions
-from reshard.exchange.ring_flows import role_numbers
 from reshard.exchange.ring_roles import MOST_PLACES, RingRoles
 from reshard.mix import Floats
 from reshard.network import Level, Network
@@ -274,7 +273,7 @@ def _graph(
         parts = [prod(size for size, role in zip(sizes, roles, strict=True) if role is not None) for roles in listed]
         shards *= np.array(parts)[places[:, number]]
         strides = [digits[n].stride // level.stride for n in numbers]
-        choices_alike = tuple(role_numbers(*listed))
+        choices_alike = tuple(_renumbered(*listed))
         digits_alike = tuple(map(Digit, strides, sizes))
         ends_alike = first[number], last[number]
         moves = _moves(level.at_stride_one(), digits_alike, choices_alike, ends_alike, along)
@@ -400,7 +399,7 @@ def _moves(
     loads = []
     for place in places.tolist():
         before, after = (choices[number] for number in divmod(place, len(choices)))
-        loads.append(None if before == after else _load(level, digits, *role_numbers(before, after), along))
+        loads.append(None if before == after else _load(level, digits, *_renumbered(before, after), along))
     columns = zip(*[(load is not None, *(load or (0.0, 0.0))) for load in loads], strict=True)
     return LevelMoves(*(np.array(column)[numbers.reshape(kinds.shape)] for column in columns))
 
@@ -418,6 +417,16 @@ def _kinds_of_pairs(choices: Sequence[Roles]) -> Positions:
     origins = np.where(is_same.any(axis=2), is_same.argmax(axis=2), count)  # where a role was before, or nowhere
     origins[:, is_none] = count + 1
     return np.asarray(origins @ (count + 2) ** places * 2**count + (is_none @ 2**places)[:, None])
+
+
+def _renumbered(*lists: Roles) -> list[Roles]:
+    """The same roles by numbers in the order in which they come.
+
+    >>> _renumbered((7, None), (None, 7)), _renumbered((3, 5), (5, 3))
+    ([(0, None), (None, 0)], [(0, 1), (1, 0)])
+    """
+    numbers: dict[int | None, int | None] = {None: None}
+    return [tuple([numbers.setdefault(role, len(numbers) - 1) for role in roles]) for roles in lists]
 
 
 @lru_cache(CACHED_LOADS)

@@ -172,11 +172,6 @@ class StepPrices:
         """Those of the network along which neighbours hand on."""
         return [level.digit for level in self.network.levels if level.link == "ring" and level.size > 2]
 
-    @property
-    def has_rings(self) -> bool:
-        """Whether neighbours may hand on anything along a ring."""
-        return bool(self._rings)
-
     def _ring_of_change(self, before: DigitRoles, after: DigitRoles) -> Digit | None:
         """The ring along which all changes."""
         changed = [digit for digit, old, new in zip(self.digits, before.roles, after.roles, strict=True) if old != new]

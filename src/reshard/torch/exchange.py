@@ -32,7 +32,7 @@ import torch
 
 from reshard.box import Box
 from reshard.dtypes import DType, combining
-from reshard.exchange import Piece, RingExchange
+from reshard.exchange import Piece
 from reshard.steps import Move
 from reshard.tile import Tile
 from reshard.torch.carriers import Carrier, JointCarrier, Parcel
@@ -378,7 +378,7 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
     target = exchange.target.tile(rank, once=True) if rank in exchange.target.mesh else None
 
     def source_part(box: Box, source: Box | Tile) -> TilePart:
-        if not isinstance(exchange, RingExchange) or exchange.kept is None or exchange.holds(rank, box):
+        if exchange.kept is None or not exchange.is_kept(rank, box):
             return TilePart.of(box, source)
         return replace(TilePart.of(box, exchange.kept.tile(rank)), is_kept=True)
 

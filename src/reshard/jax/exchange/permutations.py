@@ -190,7 +190,9 @@ def _travelling(pieces: Iterable[Piece]) -> list[list[Piece]]:
 
 def _along_ring(exchange: RingExchange, coming: Sequence[Piece], passing: Sequence[Piece]) -> list[Round]:
     """The rounds of boxes that stay, and those of each lane, hop by hop; those of the same pairs side by side."""
-    staying = [[piece for piece in coming if _is_of_kept(exchange, piece) == of_kept] for of_kept in (False, True)]
+    staying = [
+        [piece for piece in coming if exchange.is_kept(piece.sender, piece.box) == of_kept] for of_kept in (False, True)
+    ]
     rounds = [_round(exchange, each) for pieces in staying for each in schedule(pieces, one_shape=True, staying=True)]
     wanted, lanes = (
         {*coming},
@@ -225,7 +227,7 @@ def _ways(exchange: RingExchange, pieces: Sequence[Piece]) -> list[Way]:
     def order(way: Way) -> tuple[Any, ...]:
         sender, receiver = (mesh.position_of(device) for device in way[0][:2])
         ahead = [(ring.value(receiver) - ring.value(sender)) % ring.size for ring in exchange.rings]
-        return way[0].box.shape, _is_of_kept(exchange, way[0]), ahead, -len(way), way[0]
+        return way[0].box.shape, exchange.is_kept(way[0].sender, way[0].box), ahead, -len(way), way[0]
 
     return sorted(ways, key=order)
 
@@ -236,7 +238,7 @@ def _lanes(exchange: RingExchange, ways: Iterable[Way]) -> list[list[Way]]:
     Boxes of a lane are of one shape, and cut out of source tiles, or out of those that were kept.
     """
     lanes: list[list[Way]] = []
-    for _, alike in groupby(ways, key=lambda way: (way[0].box.shape, _is_of_kept(exchange, way[0]))):
+    for _, alike in groupby(ways, key=lambda way: (way[0].box.shape, exchange.is_kept(way[0].sender, way[0].box))):
         busy: list[set[tuple[int, int, bool]]] = []
         first = len(lanes)
         for way in alike:
@@ -250,18 +252,13 @@ def _lanes(exchange: RingExchange, ways: Iterable[Way]) -> list[list[Way]]:
     return lanes
 
 
-def _is_of_kept(exchange: RingExchange, piece: Piece) -> bool:
-    """Whether the sender has not the piece in its source tile, but in the one that it kept."""
-    return exchange.kept is not None and not exchange.holds(piece.sender, piece.box)
-
-
 def _round(
     exchange: Exchange, pieces: Sequence[Piece], wanted: Collection[Piece] | None = None, handed_on: int | None = None
 ) -> Round:
     """Pieces of one shape; along a ring `wanted` are those of target tiles."""
     source, target, of_kept = exchange.source, exchange.target, False
-    if handed_on is None and isinstance(exchange, RingExchange) and _is_of_kept(exchange, pieces[0]):
-        source, of_kept = exchange.kept or source, True
+    if handed_on is None and exchange.kept is not None and exchange.is_kept(pieces[0].sender, pieces[0].box):
+        source, of_kept = exchange.kept, True
     is_wanted = np.array([wanted is None or piece in wanted for piece in pieces], dtype=np.bool_)
 
     def starts(tiles: Iterable[Box | Tile | None]) -> Positions:
