@@ -83,14 +83,15 @@ def test_a_rank_that_dies_is_an_error_for_the_others() -> None:
 
 def wrong_on_purpose(rank: int, wanted: list[Problem]) -> list[str]:
     """Every rank takes what it was sent for the wrong place."""
-    from reshard.torch import exchange
+    from reshard.torch.messages import TilePart
 
-    kept = exchange._inside
+    kept = TilePart.packed_at
 
-    def inside(buffer: Any, begin: int, part: Any) -> Any:
-        return kept(buffer, begin, part).flip(0) if part.shape and part.shape[0] > 1 else kept(buffer, begin, part)
+    def packed_at(part: TilePart, begin: int, buffer: Any) -> Any:
+        place = kept(part, begin, buffer)
+        return place.flip(0) if part.shape and part.shape[0] > 1 else place
 
-    exchange._inside = inside
+    TilePart.packed_at = packed_at
     return check_problems(rank, wanted)
 
 

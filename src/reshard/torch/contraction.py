@@ -30,8 +30,9 @@ from reshard.contraction.paths import Path, steps_along
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.pattern import Pattern, Term
-from reshard.torch.exchange import UNWATCHED, Finish, Watch
+from reshard.torch.exchange import Finish
 from reshard.torch.local_plan import LocalPlan, device_type_of, local_plan
+from reshard.torch.messages import UNWATCHED, Watch
 from reshard.torch.verbs import VERBS
 
 PART_S = 2e-5

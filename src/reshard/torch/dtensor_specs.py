@@ -255,9 +255,10 @@ def as_key(target: Any) -> Any:
     """
     if target is None or isinstance(target, Sharding):
         return target
-    placements = tuple(target) if isinstance(target, Iterable) else (target,)
+    is_several = isinstance(target, (tuple, list, Iterable))  # what is usual first, that is told in no time
+    placements = tuple(target) if is_several else (target,)
     for placement in placements:
-        if not isinstance(placement, Placement):
+        if not issubclass(type(placement), Placement):  # whose `isinstance` torch does in Python
             raise ReshardError("bad-argument", f"the target must be placements or a Sharding, got: {shown(target)}")
     return placements
 

@@ -1,9 +1,7 @@
 """One rank's part of an exchange: what it sends, what it receives, what it copies itself.
 
 A `LocalExchange` is made once from a move of a plan, by the rank's own coordinates, and run many times.
-Per peer there is one message: where it is a single piece that lies contiguous in the tile, the memory of the tile
-itself is sent or received into; else its pieces are packed side by side into a buffer.
-A packed piece that several peers ask for is packed once.
+Per peer there is one message (`messages.py`).
 Everything is packed before anything is posted: where packing fails, no peer is left with half of an exchange.
 While messages travel, the rank copies what it has itself.
 
@@ -17,15 +15,14 @@ the replicas that are gathered from there are equal bit for bit.
 Where values become partial nothing travels: the rank copies what it holds of them among identities.
 
 Whoever wants to work while messages travel is told of each piece, by a `Watch`.
-Types that a backend may refuse travel as bytes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +33,18 @@ from reshard.exchange import Piece
 from reshard.steps import Move
 from reshard.tile import Tile
 from reshard.torch.carriers import Carrier, JointCarrier, Parcel
+from reshard.torch.messages import (
+    UNWATCHED,
+    HandedOn,
+    Hop,
+    Message,
+    Run,
+    TilePart,
+    Watch,
+    messages_by_hop,
+    messages_to,
+    parts_by_peer,
+)
 
 Finish = Callable[[], torch.Tensor]
 """Waits for messages that are under way, and gives the target tile."""
@@ -47,11 +56,6 @@ Post = Callable[[], Finish]
 PostHop = Callable[[], FinishHop]
 """The same of the first hop."""
 
-CARRIED = frozenset(
-    [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
-)
-"""Element types that every backend sends; others travel as bytes."""
-
 COMBINE: dict[str, Callable[..., Any]] = combining(torch)
 """What combines two partial values, by reduction; avg divides once all are added."""
 
@@ -62,138 +66,6 @@ def ended(finish: FinishHop) -> torch.Tensor:
     while not isinstance(result, torch.Tensor):
         result = result()
     return result
-
-
-def as_carried(memory: torch.Tensor) -> torch.Tensor:
-    """Contiguous memory as a backend takes it: as bytes where it may refuse the type."""
-    # Not by `view(-1)`, which leaves a single element whatever stride it has, and that has no bytes then.
-    return memory if memory.dtype in CARRIED else memory.as_strided((memory.numel(),), (1,)).view(torch.uint8)
-
-
-class Watch(NamedTuple):
-    """What is told of the pieces of an exchange, in turn."""
-
-    before_read: Callable[[tuple[slice, ...]], None] | None = None
-    """Before a piece of the source tile is sent or copied."""
-    after_write: Callable[[torch.Tensor, tuple[slice, ...]], None] | None = None
-    """With the target tile, after a piece is in its place; partial values may be added to it later."""
-
-
-UNWATCHED = Watch()
-
-
-@dataclass(frozen=True, slots=True)
-class TilePart:
-    """A piece of an exchange, in a tile."""
-
-    box: Box
-    """Where it lies in the tensor."""
-    index: tuple[slice, ...]
-    """Where it lies in the tile; () for the whole tile."""
-    shape: tuple[int, ...]
-    size: int
-    """The number of elements."""
-    passes: bool = False
-    """Whether it comes only to be handed on, and has no place in the tile."""
-    is_kept: bool = False
-    """Whether it lies not in the tile before but in the plan's first one, which the rank keeps."""
-
-    @classmethod
-    def of(cls, box: Box, tile: Box | Tile) -> TilePart:
-        """The part of a tile that lies in a box of the tensor."""
-        return cls(box, () if box == tile else tile.places(box)[0][0], box.shape, box.size)
-
-    @classmethod
-    def passing(cls, box: Box) -> TilePart:
-        """What only passes."""
-        return cls(box, (), box.shape, box.size, passes=True)
-
-    def read(self, tile: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        """What stands there, in the tile before or the first one."""
-        return (kept if self.is_kept else tile)[self.index]
-
-    def is_contiguous_in(self, shape: tuple[int, ...]) -> bool:
-        """Whether it lies in one run of a contiguous tile: at most one dim is cut inside, none to its right."""
-        lengths = itertools.dropwhile(lambda pair: pair[0] == 1, zip(self.shape, shape, strict=True))
-        return all(length == size for length, size in itertools.islice(lengths, 1, None))
-
-
-class Message(NamedTuple):
-    """What goes to one peer, or comes from it."""
-
-    peer: int
-    """A global rank."""
-    parts: tuple[TilePart, ...]
-    size: int
-    """The number of elements of all parts."""
-    start: int | None
-    """Where it begins in the buffer, in elements; None where it travels straight from or into the tile."""
-    is_first: bool = True
-    """Whether it is the first of those that share a place in the buffer."""
-
-    def packed(self) -> Iterator[tuple[int, TilePart]]:
-        """Where each part of the tile begins in the message's place in the buffer; nothing where there is no buffer."""
-        begin = 0
-        for part in () if self.start is None else self.parts:
-            if not part.passes:
-                yield begin, part
-            begin += part.size
-
-    def place_in(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Its place in the buffer, if it has one."""
-        return buffer if self.start is None else buffer[self.start : self.start + self.size]
-
-    def memory(self, tile: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-        """The contiguous memory that it travels from or into, in its place in a buffer or in the tile."""
-        return as_carried(tile[self.parts[0].index] if self.start is None else place)
-
-    def pack(self, tile: torch.Tensor, kept: torch.Tensor, buffer: torch.Tensor, watch: Watch) -> torch.Tensor:
-        """The same, with the parts of both tiles in their places; what is read is told before."""
-        if watch.before_read is not None:
-            for part in self.parts:
-                watch.before_read(part.index)
-        place = self.place_in(buffer)
-        for begin, part in self.packed() if self.is_first else ():
-            _inside(place, begin, part).copy_(part.read(tile, kept))
-        return self.memory(tile, place)
-
-
-class Run(NamedTuple):
-    """Some parts of a message of the hop before, one after the other."""
-
-    number: int
-    """Of the message, among those received in that hop."""
-    parts: range
-    """Which parts of it."""
-    begin: int
-    """Where they begin in it, in elements."""
-    size: int
-    """The number of elements."""
-
-    def memory(self, messages: Sequence[Message], places: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-        """The contiguous memory of these parts, where they were received."""
-        message, place = messages[self.number], places[self.number]
-        return message.memory(out, place if message.start is None else place[self.begin : self.begin + self.size])
-
-
-class HandedOn(NamedTuple):
-    """What came in the hop before and goes on to a neighbour: along one ring the front of one message."""
-
-    peer: int
-    """A global rank."""
-    runs: tuple[Run, ...]
-
-    def memory(self, messages: Sequence[Message], places: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-        """The contiguous memory of it all; fresh where there are several runs."""
-        memories = [run.memory(messages, places, out) for run in self.runs]
-        return memories[0] if len(memories) == 1 else torch.cat([memory.reshape(-1) for memory in memories])
-
-
-class Hop(NamedTuple):
-    """What a rank sends and receives once it has all of the hop before."""
-
-    sends: tuple[HandedOn, ...]
-    receives: tuple[Message, ...]
 
 
 @dataclass(frozen=True)
@@ -222,6 +94,11 @@ class LocalExchange:
     later: tuple[Hop, ...] = ()
     """The hops after the first; all ranks have as many."""
 
+    @cached_property
+    def hops(self) -> Sequence[Hop]:
+        """All hops, the first with what is received in it."""
+        return Hop((), self.receives), *self.later
+
     @property
     def has_messages(self) -> bool:
         """Whether it sends or receives any."""
@@ -248,26 +125,26 @@ class LocalExchange:
         """
         if self.source_shape is not None and tile.shape != self.source_shape:  # a scalar, seen as a vector
             tile = tile.reshape(self.source_shape)
+        sends, send_size, hops, receive_size = self.sends, self.send_size, self.hops, self.receive_size
         if out is None:
             out = tile.new_empty((0,) if self.target_shape is None else self.target_shape)
         elif self.target_shape is not None:
             out = out.view(self.target_shape)
-        hops, receive_size = [Hop((), self.receives), *self.later], self.receive_size
-        if not is_plain(out, tile):  # nothing is received into its own memory
-            workspace = None
-            received, receive_size = _received([_parts_of(hop.receives) for hop in hops], None)
-            hops = [hop._replace(receives=messages) for hop, messages in zip(hops, received, strict=True)]
+            if not is_plain(out, tile):  # nothing is received into its own memory
+                workspace = None
+                received, receive_size = messages_by_hop([parts_by_peer(hop.receives) for hop in hops], None)
+                hops = [hop._replace(receives=messages) for hop, messages in zip(hops, received, strict=True)]
         first = tile if kept is None else kept
-        sends, sent, room = self.sends, None, None
+        sent = room = None
         if workspace is not None:
-            sent, room = workspace[: self.send_size], workspace[self.send_size :]
+            sent, room = workspace[:send_size], workspace[send_size:]
         elif self.later:
             room = tile.new_empty(receive_size)
         if not tile.is_contiguous():  # nothing is sent from its own memory
-            sends, send_size = _messages(_parts_of(sends), None)
-            sent = tile.new_empty(send_size)
-        elif sent is None:
-            sent = tile.new_empty(self.send_size)
+            sends, send_size = messages_to(parts_by_peer(sends), None)
+            sent = None
+        if sent is None:
+            sent = tile.new_empty(send_size) if send_size else tile
 
         def place_of(message: Message) -> torch.Tensor:
             if message.start is None:
@@ -291,7 +168,7 @@ class _Running(NamedTuple):
     out: torch.Tensor
     sent: torch.Tensor
     """Where messages are packed."""
-    hops: list[Hop]
+    hops: Sequence[Hop]
     places: list[list[torch.Tensor]]
     """Per hop where each message is received."""
     watch: Watch
@@ -336,7 +213,7 @@ class _Running(NamedTuple):
         for target, source in self.exchange.copies:
             if watch.before_read is not None:
                 watch.before_read(source.index)
-            out[target.index].copy_(source.read(self.tile, self.kept))
+            target.within(out).copy_(source.read(self.tile, self.kept))
             if watch.after_write is not None:
                 watch.after_write(out, target.index)
 
@@ -349,7 +226,7 @@ class _Running(NamedTuple):
             if turn < len(receiving):
                 receiving[turn].wait()  # once and no more: gloo would wait for a second message
             for begin, part in message.packed():
-                room, value = out[part.index], _inside(place, begin, part)
+                room, value = part.within(out), part.packed_at(begin, place)
                 if combine is None or (exchange.fill is None and part.box not in placed):
                     room.copy_(value)
                     placed.add(part.box)
@@ -401,9 +278,9 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
                     copies.append((part, source_part(piece.box, source)))
     source_shape, target_shape = (None if box is None else box.shape for box in (source, target))
     # Each rank begins with another peer: sends go upwards from the rank, receives downwards.
-    sends, send_size = _messages(_from_rank(outgoing, rank), source_shape)
+    sends, send_size = messages_to(_from_rank(outgoing, rank), source_shape)
     straight = None if move.reduction else target_shape
-    received, receive_size = _received([_from_rank(parts, rank, -1) for parts in incoming], straight)
+    received, receive_size = messages_by_hop([_from_rank(parts, rank, -1) for parts in incoming], straight)
     later = [
         Hop(_handed_on(pieces, before), messages)
         for pieces, before, messages in zip(leaving[1:], received, received[1:], strict=False)
@@ -448,56 +325,3 @@ def _from_rank(parts: Mapping[int, list[TilePart]], rank: int, sign: int = 1) ->
     """The same by peer, those after the rank first, or those before it."""
     order = sorted(parts, key=lambda peer: (sign * peer < sign * rank, sign * peer))
     return {peer: parts[peer] for peer in order}
-
-
-def _messages(
-    parts_of: Mapping[int, Sequence[TilePart]], shape: tuple[int, ...] | None, *, shared: bool = True
-) -> tuple[tuple[Message, ...], int]:
-    """The messages of some parts per peer, and the size of the buffer for those that are packed.
-
-    Args:
-        parts_of: per peer, in the order in which they are sent.
-        shape: of a contiguous tile, whose own memory is used where that can be; None where it cannot.
-        shared: whether equal messages may have one place in the buffer.
-    """
-    messages, end = [], 0
-    starts: dict[tuple[Box, ...], int] = {}
-    for peer, parts in parts_of.items():
-        boxes, size = tuple(part.box for part in parts), sum(part.size for part in parts)
-        is_straight = (
-            shape is not None
-            and len(parts) == 1
-            and not (parts[0].passes or parts[0].is_kept)
-            and parts[0].is_contiguous_in(shape)
-        )
-        is_first = is_straight or not shared or boxes not in starts
-        if is_first and not is_straight:
-            starts[boxes] = end
-            end += size
-        messages.append(Message(peer, tuple(parts), size, None if is_straight else starts[boxes], is_first))
-    return tuple(messages), end
-
-
-def _received(
-    parts_of: Sequence[Mapping[int, Sequence[TilePart]]], shape: tuple[int, ...] | None
-) -> tuple[list[tuple[Message, ...]], int]:
-    """The messages that come in each hop, as of `_messages`, and the size of a buffer that every second hop shares."""
-    messages, sizes = zip(*(_messages(parts, shape, shared=False) for parts in parts_of), strict=True)
-    begins = 0, max(sizes[::2])
-    hops = [
-        tuple(
-            message if message.start is None else message._replace(start=message.start + begins[number % 2])
-            for message in of_hop
-        )
-        for number, of_hop in enumerate(messages)
-    ]
-    return hops, begins[1] + max(sizes[1::2], default=0)
-
-
-def _parts_of(messages: Iterable[Message]) -> dict[int, Sequence[TilePart]]:
-    """The parts of each, by peer."""
-    return {message.peer: message.parts for message in messages}
-
-
-def _inside(buffer: torch.Tensor, begin: int, part: TilePart) -> torch.Tensor:
-    return buffer[begin : begin + part.size].view(part.shape)

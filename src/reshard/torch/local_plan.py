@@ -6,9 +6,9 @@ to rank 0, receives 0 and 1 into the front of its new tile, and copies 2 and 3 i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -23,17 +23,16 @@ from reshard.tiling import Tiling
 from reshard.torch.carriers import carrier_for, joint_carrier_for
 from reshard.torch.exchange import (
     COMBINE,
-    UNWATCHED,
     Finish,
     FinishHop,
     LocalExchange,
     Post,
     PostHop,
-    Watch,
     ended,
     is_plain,
     local_exchange,
 )
+from reshard.torch.messages import UNWATCHED, Watch
 from reshard.torch.turns import check_limit, turnwise
 
 
@@ -113,19 +112,22 @@ class LocalPlan:
 
         def pack(number: int, tile: torch.Tensor) -> PostHop:
             is_last = number + 1 == len(self.exchanges)
-            ends = Watch(watch.before_read if number == 0 else None, watch.after_write if is_last else None)
+            ends = watch
+            if watch is not UNWATCHED:
+                ends = Watch(watch.before_read if number == 0 else None, watch.after_write if is_last else None)
             return self.exchanges[number].pack(tile, out if is_last else None, workspace, ends, first)
 
-        with self._told():
+        breaking = BreakingOff(self.words)
+        with breaking:
             post = pack(0, first)
 
         def begin() -> Finish:
-            with self._told():
+            with breaking:
                 finish = post()
             return lambda: end(finish)
 
         def end(finish: FinishHop) -> torch.Tensor:
-            with self._told():
+            with breaking:
                 result = ended(finish)
                 for number in range(1, len(self.exchanges)):
                     result = ended(pack(number, result)())
@@ -149,7 +151,7 @@ class LocalPlan:
         to_come = [list(part.exchanges) for part in parts]
         waves = max(n + sum(1 + len(one.later) for one in part.exchanges) for n, part in enumerate(parts))
         under_way: dict[int, FinishHop] = {}
-        with self._told():
+        with BreakingOff(self.words):
             for wave in range(waves):
                 beginning = [n for n in range(min(wave + 1, len(parts))) if n not in under_way and to_come[n]]
                 posts = [
@@ -166,14 +168,24 @@ class LocalPlan:
         whole: torch.Tensor = parting.joined(moved, torch.cat)
         return whole.view(self.target_shape)
 
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Say of what torch refuses that the exchange broke off."""
-        try:
-            yield
-        except RuntimeError as error:
+
+class BreakingOff(NamedTuple):
+    """Says of what torch refuses meanwhile that what was done broke off."""
+
+    words: str
+
+    def __enter__(self) -> None:
+        """Nothing to do before."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Say so.
+
+        Raises:
+            ReshardError: `exchange-failed` in place of an error of torch.
+        """
+        if isinstance(error, RuntimeError):
             reason = str(error).splitlines()[0]
-            raise ReshardError("exchange-failed", f"{self.words} broke off: {reason}") from error
+            raise ReshardError("exchange-failed", f"{self.words} broke off: {reason}") from None
 
 
 def local_plan(

@@ -106,7 +106,7 @@ def redistribution_for(
     Raises:
         ReshardError: as `redistribute` where the target cannot be.
     """
-    key = (source, as_key(target), mesh, joint, options)
+    key = (source, as_key(target), mesh, joint, None if options is PLAIN else options)
     return world.once(key, lambda: _made(source, target, mesh, world.rank, options, joint=joint))
 
 

@@ -28,7 +28,8 @@ from reshard.checks import expect
 from reshard.errors import ReshardError
 from reshard.plans import Plan
 from reshard.steps import Move, Step
-from reshard.torch.exchange import COMBINE, LocalExchange, Message, TilePart, local_exchange
+from reshard.torch.exchange import COMBINE, LocalExchange, local_exchange
+from reshard.torch.messages import Message, TilePart
 from reshard.torch.turns import check_limit, turnwise
 
 MOST = 100_000

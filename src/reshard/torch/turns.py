@@ -28,7 +28,8 @@ from reshard.exchange import DigitExchange, Exchange, Piece, schedule
 from reshard.plans import Plan
 from reshard.steps import Move
 from reshard.torch.carriers import Parcel
-from reshard.torch.exchange import COMBINE, UNWATCHED, LocalExchange, Post, TilePart, Watch, as_carried
+from reshard.torch.exchange import COMBINE, LocalExchange, Post
+from reshard.torch.messages import UNWATCHED, TilePart, Watch, as_carried
 
 
 @dataclass(frozen=True)
