@@ -83,7 +83,7 @@ def test_a_rank_that_dies_is_an_error_for_the_others() -> None:
 
 def wrong_on_purpose(rank: int, wanted: list[Problem]) -> list[str]:
     """Every rank takes what it was sent for the wrong place."""
-    from reshard.torch.messages import TilePart
+    from reshard.torch.rank_messages import TilePart
 
     kept = TilePart.packed_at
 

@@ -264,7 +264,7 @@ def what_is_packed_last_may_fail(rank: int) -> list[str]:
 
 def failing_at_the_last_message(call: Callable[[], Any]) -> list[str]:
     """What is wrong with a call in which the last message cannot be packed."""
-    from reshard.torch.messages import Message
+    from reshard.torch.rank_messages import Message
 
     pack, packed, last = Message.pack, 0, 0
 

@@ -32,7 +32,7 @@ from reshard.mesh import Mesh
 from reshard.operations.pattern import Pattern, Term
 from reshard.torch.exchange import Finish
 from reshard.torch.local_plan import LocalPlan, device_type_of, local_plan
-from reshard.torch.messages import UNWATCHED, Watch
+from reshard.torch.rank_messages import UNWATCHED, Watch
 from reshard.torch.verbs import VERBS
 
 PART_S = 2e-5

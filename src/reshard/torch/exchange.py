@@ -1,7 +1,7 @@
 """One rank's part of an exchange: what it sends, what it receives, what it copies itself.
 
 A `LocalExchange` is made once from a move of a plan, by the rank's own coordinates, and run many times.
-Per peer there is one message (`messages.py`).
+Per peer there is one message (`rank_messages.py`).
 Everything is packed before anything is posted: where packing fails, no peer is left with half of an exchange.
 While messages travel, the rank copies what it has itself.
 
@@ -33,12 +33,12 @@ from reshard.exchange import Piece
 from reshard.steps import Move
 from reshard.tile import Tile
 from reshard.torch.carriers import Carrier, JointCarrier, Parcel
-from reshard.torch.messages import (
+from reshard.torch.rank_messages import (
     UNWATCHED,
-    HandedOn,
+    HandedMessage,
     Hop,
     Message,
-    Run,
+    MessageRun,
     TilePart,
     Watch,
     messages_by_hop,
@@ -300,7 +300,7 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
     )
 
 
-def _handed_on(pieces: Iterable[Piece], received: Sequence[Message]) -> tuple[HandedOn, ...]:
+def _handed_on(pieces: Iterable[Piece], received: Sequence[Message]) -> tuple[HandedMessage, ...]:
     """What is handed on of the messages of the hop before, to each peer."""
     where = {
         part.box: (number, place, begin)
@@ -309,7 +309,7 @@ def _handed_on(pieces: Iterable[Piece], received: Sequence[Message]) -> tuple[Ha
             zip(message.parts, itertools.accumulate((part.size for part in message.parts), initial=0), strict=False)
         )
     }
-    runs_to: dict[int, list[Run]] = {}
+    runs_to: dict[int, list[MessageRun]] = {}
     for piece in pieces:
         number, place, begin = where[piece.box]
         runs = runs_to.setdefault(piece.receiver, [])
@@ -317,8 +317,8 @@ def _handed_on(pieces: Iterable[Piece], received: Sequence[Message]) -> tuple[Ha
             last = runs.pop()
             runs.append(last._replace(parts=range(last.parts.start, place + 1), size=last.size + piece.box.size))
         else:
-            runs.append(Run(number, range(place, place + 1), begin, piece.box.size))
-    return tuple(HandedOn(peer, tuple(runs)) for peer, runs in runs_to.items())
+            runs.append(MessageRun(number, range(place, place + 1), begin, piece.box.size))
+    return tuple(HandedMessage(peer, tuple(runs)) for peer, runs in runs_to.items())
 
 
 def _from_rank(parts: Mapping[int, list[TilePart]], rank: int, sign: int = 1) -> dict[int, list[TilePart]]:

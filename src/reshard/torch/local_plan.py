@@ -32,7 +32,7 @@ from reshard.torch.exchange import (
     is_plain,
     local_exchange,
 )
-from reshard.torch.messages import UNWATCHED, Watch
+from reshard.torch.rank_messages import UNWATCHED, Watch
 from reshard.torch.turns import check_limit, turnwise
 
 

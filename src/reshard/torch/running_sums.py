@@ -23,7 +23,7 @@ from reshard.torch.agreement import Statement, digest_of
 from reshard.torch.carriers import Carrier, Parcel
 from reshard.torch.dtensor_specs import sharding_of
 from reshard.torch.halo import check_tensor
-from reshard.torch.messages import as_carried
+from reshard.torch.rank_messages import as_carried
 from reshard.torch.redistribute import redistribute
 from reshard.torch.sliding import dim_of, tensor_of
 from reshard.torch.world import current_world

@@ -29,7 +29,7 @@ from reshard.errors import ReshardError
 from reshard.plans import Plan
 from reshard.steps import Move, Step
 from reshard.torch.exchange import COMBINE, LocalExchange, local_exchange
-from reshard.torch.messages import Message, TilePart
+from reshard.torch.rank_messages import Message, TilePart
 from reshard.torch.turns import check_limit, turnwise
 
 MOST = 100_000

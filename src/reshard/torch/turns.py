@@ -29,7 +29,7 @@ from reshard.plans import Plan
 from reshard.steps import Move
 from reshard.torch.carriers import Parcel
 from reshard.torch.exchange import COMBINE, LocalExchange, Post
-from reshard.torch.messages import UNWATCHED, TilePart, Watch, as_carried
+from reshard.torch.rank_messages import UNWATCHED, TilePart, Watch, as_carried
 
 
 @dataclass(frozen=True)

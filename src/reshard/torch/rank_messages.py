@@ -126,7 +126,7 @@ class Message(NamedTuple):
         return self.memory(tile, place)
 
 
-class Run(NamedTuple):
+class MessageRun(NamedTuple):
     """Some parts of a message of the hop before, one after the other."""
 
     number: int
@@ -144,12 +144,12 @@ class Run(NamedTuple):
         return message.memory(out, place if message.start is None else place[self.begin : self.begin + self.size])
 
 
-class HandedOn(NamedTuple):
+class HandedMessage(NamedTuple):
     """What came in the hop before and goes on to a neighbour: along one ring the front of one message."""
 
     peer: int
     """A global rank."""
-    runs: tuple[Run, ...]
+    runs: tuple[MessageRun, ...]
 
     def memory(self, messages: Sequence[Message], places: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
         """The contiguous memory of it all; fresh where there are several runs."""
@@ -160,7 +160,7 @@ class HandedOn(NamedTuple):
 class Hop(NamedTuple):
     """What a rank sends and receives once it has all of the hop before."""
 
-    sends: tuple[HandedOn, ...]
+    sends: tuple[HandedMessage, ...]
     receives: tuple[Message, ...]
 
 
