@@ -13,6 +13,7 @@ from typing import Any
 
 import dealt
 import numpy as np
+import oracle
 import problems
 from mpi4py import MPI
 from ring_plans import plans_with_kept, ring_plans
@@ -92,6 +93,20 @@ def moves() -> Iterator[str]:
 def reductions() -> Iterator[str]:
     for number, plan in enumerate(drawn_plans(25, problems.draw_reduction)):
         yield from agrees(plan, number)
+
+
+def sums_of_replicas() -> Iterator[str]:
+    """Ranks that combine partial values each by itself have what NumPy has, to the bit."""
+    mesh = rs.Mesh.of(x=2, y=2)
+    network = rs.Network((rs.network.Level(1, 4, "switch", 1e9, 1e-6),))
+    for reduction in ("sum", "avg", "product"):
+        source = rs.Sharding.of(mesh, None, None, unreduced=("x", "y"), reduction=reduction)
+        plan = rs.plan(source, rs.Sharding.of(mesh, None, None), (6, 5), "f32", network=network)
+        fresh = np.random.default_rng(0)
+        tiles = oracle.partial_tiles([fresh.random((6, 5), np.float32) for _ in range(4)], source)
+        found, wanted = rs.mpi.run(plan, tiles[RANK]), rs.numpy.run(plan, tiles)[RANK]
+        yield from unless([step.near for step in plan.steps] == [1], f"{plan}")
+        yield from unless(same_bits(found, wanted), f"{plan}: {found} for {wanted}")
 
 
 def parts() -> Iterator[str]:

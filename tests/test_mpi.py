@@ -22,6 +22,7 @@ MPIEXEC = Path(sys.executable).parent / "mpiexec"
 ON_FOUR = [
     "moves",
     "reductions",
+    "sums_of_replicas",
     "parts",
     "rings",
     "windows_and_deals",

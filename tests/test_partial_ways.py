@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import oracle
 import pytest
+from numpy.typing import NDArray
 from simulated import simulated_seconds
 from time_bounds import NETWORKS
 
@@ -14,6 +18,7 @@ from reshard import Mesh, Network, Sharding, plan
 from reshard import numpy as engine
 from reshard.network import Level
 from reshard.planner import cache_clear
+from reshard.plans import Plan
 
 
 def drawn(mesh: Mesh, rng: Random) -> tuple[Sharding, Sharding]:
@@ -36,7 +41,7 @@ def drawn(mesh: Mesh, rng: Random) -> tuple[Sharding, Sharding]:
 @pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.slow)])
 def test_values_come_out_combined(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By sums of whole numbers; small tensors here take the ways that only large ones are worth looking for."""
-    monkeypatch.setattr("reshard.planner.planning.SMALL_BYTES", 0)
+    monkeypatch.setattr("reshard.planner.planning.is_small", lambda reshard: False)
     cache_clear()
     mesh, network = NETWORKS[name]
     rng, fresh = Random(f"{name} {count}"), np.random.default_rng(count)
@@ -93,3 +98,64 @@ def test_in_every_host_alike_by_hand() -> None:
     for device, tile in oracle.tiles(np.sum(parts, axis=0), target).items():
         np.testing.assert_allclose(tiles[device], tile, rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(tiles[device], tiles[(device + 4) % 8])  # replicas to the bit
+
+
+def small_problems(count: int, seed: int) -> Iterator[tuple[Plan, dict[int, NDArray[Any]]]]:
+    """Plans of small tensors on networks of 8 devices, even and uneven, with tiles whose sums depend on the order."""
+    rng, fresh = Random(seed), np.random.default_rng(seed)
+    while count:
+        mesh = Mesh.of(**dict(zip("abc", rng.choice([(2, 2, 2), (2, 4), (4, 2), (8,)]), strict=False)))
+        source, target = drawn(mesh, rng)
+        if source.unreduced:
+            count -= 1
+            network, shape = (
+                rng.choice(["h100-8", "h100-2x4", "tpu-v5e-2x4", "tpu-v4p-2x2x2"]),
+                rng.choice([(8, 8), (5, 12)]),
+            )
+            made = plan(source, target, shape, "float32", network=network)
+            parts = [fresh.random(shape, np.float32) for _ in range(oracle.class_count(source))]
+            yield made, oracle.partial_tiles(parts, source)
+
+
+def test_replicas_that_combine_by_themselves_are_equal_to_the_bit() -> None:
+    by_themselves = 0
+    for made, tiles in small_problems(400, seed=7):
+        by_themselves += any(step.near == 1 for step in made.steps)
+        results: dict[object, set[bytes]] = {}
+        for device, tile in engine.run(made, tiles).items():
+            results.setdefault(made.target.box(device, made.shape), set()).add(tile.tobytes())
+        assert all(len(values) == 1 for values in results.values()), made
+    assert by_themselves > 50
+
+
+def test_small_values_are_combined_in_half_the_messages() -> None:
+    """By hand: 2 hops of 1 us half round a ring of 4, in place of as many to scatter and as many to gather."""
+    network = Network((Level(1, 4, "ring", 1e9, 1e-6), Level(4, 2, "ring", 1e9, 1e-6)))
+    mesh = Mesh.of(x=2, y=4)
+    source = Sharding.of(mesh, "x", None, unreduced="y")
+    made = plan(source, Sharding.of(mesh, "x", None), (4, 8), "float32", network=network)
+    assert [(step.kind, step.near) for step in made.steps] == [("AllReduce", 1)]
+    assert made.seconds == pytest.approx(2e-6)
+    assert made.received_bytes == 3 * 64
+    moved = plan(source, Sharding.of(mesh, None, "x"), (4, 8), "float32", network=network)
+    apart = plan(Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x"), (4, 8), "float32", network=network)
+    assert moved.seconds == pytest.approx(made.seconds + apart.seconds)
+    large = plan(source, Sharding.of(mesh, "x", None), (2**10, 2**10), "float32", network=network)
+    assert [step.near for step in large.steps if step.kind == "AllReduce"] in ([], [0])
+    limited = plan(source, Sharding.of(mesh, "x", None), (4, 8), "float32", network=network, memory_limit=10**6)
+    assert all(step.near != 1 for step in limited.steps)
+
+
+@pytest.mark.parametrize("name", ["h100-2x4", "tpu-v5e-4x4", "tpu-v5p-4x4x4"])
+def test_no_sum_is_sooner_in_place_and_then_moved(name: str) -> None:
+    """A third sharding, that of the source with all summed, makes nothing cheaper."""
+    mesh = Mesh.of(
+        **{"h100-2x4": {"a": 2, "b": 4}, "tpu-v5e-4x4": {"a": 4, "b": 4}}.get(name, {"a": 4, "b": 4, "c": 4})
+    )
+    rng = Random(name)
+    for _ in range(40):
+        source, target = drawn(mesh, rng)
+        shape, middle = (rng.choice([288, 1152]), 288), replace(source, unreduced=())
+        ends = (source, target), (source, middle), (middle, target)
+        whole, *legs = (plan(*each, shape, "float32", network=name).seconds or 0.0 for each in ends)
+        assert whole <= sum(legs) * (1 + 1e-6), (source, target, shape)

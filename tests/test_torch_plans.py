@@ -18,6 +18,7 @@ ON_FOUR = [
     "parts_overlap",
     "plans_of_something_else_are_refused",
     "plans_as_code",
+    "replicas_combine_alike",
     "networks_are_fitted",
 ]
 

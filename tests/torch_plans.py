@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from itertools import chain, pairwise
 from math import prod
 from typing import Any
 
+import numpy as np
+import oracle
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -25,9 +28,14 @@ import reshard as rs
 from reshard.digits import Digit
 from reshard.plans import Options
 from reshard.torch.carriers import line_of
+from reshard.torch.local_plan import local_plan
 from reshard.torch.redistribution import redistribution_of_plan
 from reshard.torch.world import current_world
 
+HALF_HOSTS = [
+    rs.Network(tuple(rs.network.Level(stride, 2, link, 1e9, 1e-6) for stride in (1, 2))) for link in ("switch", "ring")
+]
+"""Networks of 2 x 2 ranks."""
 R = Replicate()
 S0, S1 = Shard(0), Shard(1)
 
@@ -325,6 +333,28 @@ def plans_as_code(rank: int) -> list[str]:
         wanted = cut(whole_value(problem), spans(problem.shape, (2, 2), problem.target, coordinate(rank, (2, 2))))
         fine = same(tile, wanted) and "import reshard" not in text
         wrong.append(unless(fine, f"{problem}: {tile} for {wanted}\n{text}"))
+    return wrong
+
+
+def replicas_combine_alike(rank: int) -> list[str]:
+    """Ranks that combine partial values each by itself have what NumPy has to the bit; so has what is printed."""
+    mesh, ours = init_device_mesh("cpu", (2, 2)), rs.Mesh.of(x=2, y=2)
+    wrong = []
+    for unreduced, network, reduction in itertools.product(["y", ("x", "y")], HALF_HOSTS, ["sum", "avg", "product"]):
+        dims = (None, None) if len(unreduced) == 2 else ("x", None)
+        source = rs.Sharding.of(ours, *dims, unreduced=unreduced, reduction=reduction)
+        plan = rs.plan(source, rs.Sharding.of(ours, *dims), (6, 5), "f32", network=network)
+        wrong.append(unless([step.near for step in plan.steps] == [1], f"{plan}"))
+        fresh = np.random.default_rng(0)
+        parts = [fresh.random(plan.shape, np.float32) for _ in range(oracle.class_count(source))]
+        tiles = oracle.partial_tiles(parts, source)
+        wanted = torch.from_numpy(rs.numpy.run(plan, tiles)[rank])
+        tile = torch.from_numpy(tiles[rank])
+        namespace: dict[str, Any] = {}
+        exec(compile(rs.torch.code_of(plan), "plan", "exec"), namespace)
+        local = local_plan(plan, rank, {ours: mesh}, tile.dtype, "the test")
+        results = local.run(tile), namespace["reshard"](tile)
+        wrong += [unless(same(made, wanted), f"{plan}: {made} for {wanted}") for made in results]
     return wrong
 
 

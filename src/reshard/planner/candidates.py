@@ -31,7 +31,7 @@ from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.digit_by_digit import digit_by_digit
 from reshard.planner.level_moves import LevelWays
-from reshard.planner.policy import SMALL_BYTES
+from reshard.planner.policy import is_small
 from reshard.planner.relay import relay
 from reshard.planner.route_prices import RoutePrices, timed_routes
 from reshard.planner.spread import collides, spread
@@ -62,7 +62,7 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
     prices = RoutePrices.of(reshard, network)
     routes = list(_on_levels(prices))
     yield from routes
-    if prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
+    if is_small(reshard):
         least = min(way.seconds for way in timed_routes(prices, routes))
         with suppress(ReshardError):
             yield gathered(reshard)
@@ -216,6 +216,12 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Collection[
     if combined:
         if hosts and _is_of_hosts(source, max(hosts)):
             yield Route((), near=1)
+        if boundaries and is_small(reshard):
+            in_place = replace(source, unreduced=difference(source.unreduced, combined, source.mesh.sizes))
+            on_the_way = () if in_place == target else (in_place,)
+            yield Route(on_the_way)
+            if reshard.tilings[0].is_even():
+                yield Route(on_the_way, near=1)  # each device combines what it needs, in half the messages
         scattered = refinements(source, [*combined, *source.unused_axes()], target, shape)
         for number, middle in enumerate(islice(scattered, TRIED)):
             yield Route((middle,))

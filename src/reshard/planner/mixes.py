@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, combinations, product
-from math import prod
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from reshard.mix import Floats, best_mix
 from reshard.network import Use, spans_of_uses, uses_of
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
-from reshard.planner.policy import SMALL_BYTES
+from reshard.planner.policy import is_small
 from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.plans import Plan
 from reshard.plans.parts import Parting
@@ -60,7 +59,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     ways = ways or LevelWays.of(plan.reshard, network, along=along)  # as the candidates ask, so that it is known
     if ways is None and not plan.source.unreduced:  # of partial values only what was timed is known
         return plan
-    is_large = prod(plan.shape) * plan.dtype.itemsize > SMALL_BYTES
+    is_large = not is_small(plan.reshard)
     if is_large and ways is not None and limit <= (plan.lower_bound_seconds or 0.0):
         return plan
     routes = [Route(steps=share.steps) for share in plan.shares]

@@ -20,12 +20,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise, permutations, product
-from math import prod
 
 from reshard.axis import Axis
 from reshard.mesh import Mesh
 from reshard.network import Network, Use
-from reshard.planner.policy import SMALL_BYTES
+from reshard.planner.policy import is_small
 from reshard.planner.route_prices import RoutePrices
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -44,7 +43,7 @@ def parts_a_ring(reshard: Reshard, network: Network) -> bool:
     mesh = reshard.source.mesh
     if mesh != reshard.target.mesh or len(mesh.sizes) > MOST_AXES or len(reshard.shape) > MOST_DIMS:
         return False
-    if prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
+    if is_small(reshard):
         return False
     axes = [mesh.digit_of(Axis(name)) for name in mesh.sizes]
     levels = [level.digit for level in network.levels]

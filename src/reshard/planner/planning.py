@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from math import inf, prod
+from math import inf
 from typing import Any
 
 from reshard.checks import checked_shape
@@ -35,7 +35,7 @@ from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
-from reshard.planner.policy import SMALL_BYTES, best_first, explained, shrinks_first
+from reshard.planner.policy import best_first, explained, is_small, shrinks_first
 from reshard.planner.route_prices import TIE, RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.planner.spread import all_cuts
 from reshard.planner.step_prices import StepPrices
@@ -152,7 +152,10 @@ def _known_plans(reshard: Reshard, options: Options) -> list[Plan]:
     """Every plan of a basis that is known; without a memory limit none whose tiles grow on the way, if any do not."""
     if options.basis != "any":
         return [_in_basis(reshard, options)]
-    plans = [Plan(reshard, steps, options) for steps in chains_of(reshard, candidates(reshard, options.network))]
+    routes = candidates(reshard, options.network)
+    if options.memory_limit is not None:  # in chunks, values would be combined in another order on every device
+        routes = (route for route in routes if route.near != 1)
+    plans = [Plan(reshard, steps, options) for steps in chains_of(reshard, routes)]
     if options.memory_limit is None:
         return list(filter(shrinks_first, plans)) or plans
     with suppress(ReshardError):
@@ -172,7 +175,7 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         more = [other for way in timed for other in prices.timed_along(way)]
         best, timed = _best_of(more, prices, options, best, timed, along=True), [*timed, *more]
     seconds = best.seconds or 0.0
-    if not routes and seconds and prices.by_digits and prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
+    if not routes and seconds and prices.by_digits and is_small(reshard):
         sooner = seconds - network.call_s
         more = [
             way for way in _others(timed, in_fewer_messages(timed, prices, seconds), prices) if way.seconds < sooner
@@ -183,8 +186,8 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         if more:
             more += [other for way in more for other in prices.timed_along(way)] if along else []
             best, timed = _best_of(more, prices, options, best, timed, along=along), [*timed, *more]
-    if reshard.source.unreduced and _is_far_from_least(best):
-        more = _others(timed, _moved_by_themselves(timed, prices, options), prices)
+    if reshard.source.unreduced and (is_small(reshard) or _is_far_from_least(best)):
+        more = _others(timed, _moved_by_themselves(timed, prices, options, best.seconds or 0.0), prices)
         best = _best_of(more, prices, options, best, timed)
     elif _is_far_from_least(best):
         best = with_shares(best, timed, finely=True, along=along)
@@ -203,7 +206,7 @@ def _others(timed: Sequence[TimedRoute], routes: Iterable[Route], prices: RouteP
 def _is_far_from_least(plan: Plan) -> bool:
     """Whether bytes decide, and what they take is far from the least, where that is known in closed form."""
     before, after = (tiling.layout for tiling in plan.reshard.tilings)
-    if prod(plan.shape) * plan.dtype.itemsize <= SMALL_BYTES or refine(before, after, plan.shape) is None:
+    if is_small(plan.reshard) or refine(before, after, plan.shape) is None:
         return False
     return (plan.seconds or 0.0) > NEAR * (plan.lower_bound_seconds or 0.0)
 
@@ -215,16 +218,26 @@ def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
     return bool(hops_s) and seconds > NEARLY * (plan.lower_bound_seconds or 0.0) + HANDED_ON * max(hops_s)
 
 
-def _moved_by_themselves(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> list[Route]:
-    """Ways that combine partial values first, and then go as a tensor goes that is combined already."""
-    middles: dict[Sharding, Route] = {}
+def _moved_by_themselves(
+    timed: Sequence[TimedRoute], prices: RoutePrices, options: Options, limit_s: float
+) -> list[Route]:
+    """Ways that combine partial values first, and then go as a tensor goes that is combined already.
+
+    They are combined where that is soonest, and small tensors where they are; where all this takes less than a limit.
+    """
+    source, routes = prices.reshard.source, list[Route]()
+    nears: dict[Sharding, list[int]] = {}
     for way in sorted(timed, key=lambda way: way.seconds):
         if len(way.route.middles) == 1 and not way.route.middles[0].unreduced:
-            middles.setdefault(way.route.middles[0], way.route)
-    routes = []
-    for middle, route in list(middles.items())[:COMBINED]:
-        first = chain_through(replace(prices.reshard, target=middle), near=route.near)
-        rest = _fastest(replace(prices.reshard, source=middle), prices.network, options)
+            nears.setdefault(way.route.middles[0], []).append(way.route.near)
+    in_place = [middle for middle in nears if middle.dims == source.dims]
+    for middle in dict.fromkeys([*list(nears)[:1], *in_place] if is_small(prices.reshard) else [*nears][:COMBINED]):
+        seconds = {near: prices.seconds_through((source, middle), near) for near in nears[middle]}
+        near, after = min(seconds, key=lambda near: seconds[near]), replace(prices.reshard, source=middle)
+        if seconds[near] + RoutePrices.of(after, prices.network).least_seconds(1) >= limit_s:
+            continue
+        first = chain_through(replace(prices.reshard, target=middle), near=near)
+        rest = _fastest(after, prices.network, options)
         routes += [Route(steps=(*first, *map(_keeping_nothing, share.steps))) for share in rest.shares]
     return routes
 

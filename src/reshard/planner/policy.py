@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from reshard.network import Network
 from reshard.plans import Plan, counted, seconds_text
@@ -68,3 +69,8 @@ def explained(plan: Plan, leanest: Plan) -> Plan:
     name = plan.options.network.name if plan.options.network is not None else ""
     time = seconds_text(leanest.seconds or 0.0)
     return replace(plan, reason=f"on {name or 'the network'} fewer bytes would take {time}")
+
+
+def is_small(reshard: Reshard) -> bool:
+    """Whether latencies may decide more than bytes."""
+    return prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES

@@ -10,8 +10,8 @@ What is handed on of a message is its front, so it is sent from where it was rec
 is used again two hops later.
 A hop is posted once all of the one before it is there, and what that brought is put in its place meanwhile.
 
-Partial values are combined on arrival, in the order of their senders; every element is combined on one rank, so
-the replicas that are gathered from there are equal bit for bit.
+Partial values are combined on arrival, in an order that is the same on all ranks that combine the same ones, so that
+replicas are equal bit for bit.
 Where values become partial nothing travels: the rank copies what it holds of them among identities.
 
 Whoever wants to work while messages travel is told of each piece, by a `Watch`.
@@ -93,6 +93,8 @@ class LocalExchange:
     """What brings the messages to others; None where there are none."""
     later: tuple[Hop, ...] = ()
     """The hops after the first; all ranks have as many."""
+    copied_after: int = 0
+    """After how many messages the rank combines what it has itself; 0 unless other ranks combine the same values."""
 
     @cached_property
     def hops(self) -> Sequence[Hop]:
@@ -156,7 +158,7 @@ class LocalExchange:
         if watch.before_read is None:
             outgoing = list(outgoing)
         places = [[place_of(message) for message in hop.receives] for hop in hops]
-        return partial(_Running(self, tile, first, out, sent, hops, places, watch).post, 0, outgoing)
+        return partial(_Running(self, tile, first, out, sent, hops, places, watch, set()).post, 0, outgoing)
 
 
 class _Running(NamedTuple):
@@ -172,6 +174,8 @@ class _Running(NamedTuple):
     places: list[list[torch.Tensor]]
     """Per hop where each message is received."""
     watch: Watch
+    placed: set[Box]
+    """Where something stands with which what comes then is combined."""
 
     def post(self, number: int, outgoing: Iterable[Parcel]) -> FinishHop:
         """Send the messages of a hop on their way."""
@@ -188,7 +192,9 @@ class _Running(NamedTuple):
 
         What goes out must live until it is sent.
         """
-        if number == 0:
+        if self.exchange.fill is not None and number == 0:
+            self.out.fill_(self.exchange.fill)
+        if number == self.exchange.copied_after == 0:
             self._copy()
         if number + 1 == len(self.hops):
             self._unpack(number, receiving)
@@ -207,37 +213,38 @@ class _Running(NamedTuple):
 
     def _copy(self) -> None:
         """Copy what the rank has itself."""
-        out, watch = self.out, self.watch
-        if self.exchange.fill is not None:
-            out.fill_(self.exchange.fill)
         for target, source in self.exchange.copies:
-            if watch.before_read is not None:
-                watch.before_read(source.index)
-            target.within(out).copy_(source.read(self.tile, self.kept))
-            if watch.after_write is not None:
-                watch.after_write(out, target.index)
+            if self.watch.before_read is not None:
+                self.watch.before_read(source.index)
+            self._put(target, source.read(self.tile, self.kept))
+            if self.watch.after_write is not None:
+                self.watch.after_write(self.out, target.index)
 
     def _unpack(self, number: int, receiving: list[Any]) -> None:
         """Put every message of a hop in its place, as soon as it is there and in their order."""
         exchange, out, watch = self.exchange, self.out, self.watch
-        combine = None if exchange.reduction is None else COMBINE[exchange.reduction]
-        placed = {target.box for target, _ in exchange.copies} if combine is not None else set()
-        for turn, (message, place) in enumerate(zip(self.hops[number].receives, self.places[number], strict=True)):
-            if turn < len(receiving):
-                receiving[turn].wait()  # once and no more: gloo would wait for a second message
+        for turn, (message, place) in enumerate(zip(self.hops[number].receives, self.places[number], strict=True), 1):
+            if turn <= len(receiving):
+                receiving[turn - 1].wait()  # once and no more: gloo would wait for a second message
             for begin, part in message.packed():
-                room, value = part.within(out), part.packed_at(begin, place)
-                if combine is None or (exchange.fill is None and part.box not in placed):
-                    room.copy_(value)
-                    placed.add(part.box)
-                else:
-                    combine(room, value, out=room)
+                self._put(part, part.packed_at(begin, place))
             if watch.after_write is not None:
                 for part in message.parts:
                     if not part.passes:
                         watch.after_write(out, part.index)
+            if turn == exchange.copied_after:
+                self._copy()
         if exchange.reduction == "avg":
             out /= exchange.classes
+
+    def _put(self, part: TilePart, value: torch.Tensor) -> None:
+        """Put a part in its place, or combine it with what stands there."""
+        room, reduction = part.within(self.out), self.exchange.reduction
+        if reduction is None or (self.exchange.fill is None and part.box not in self.placed):
+            room.copy_(value)
+            self.placed.add(part.box)
+        else:
+            COMBINE[reduction](room, value, out=room)
 
 
 def is_plain(out: torch.Tensor, tile: torch.Tensor) -> bool:
@@ -267,6 +274,7 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
             outgoing.setdefault(piece.receiver, []).append(source_part(piece.box, source))
     incoming: list[dict[int, list[TilePart]]] = [{} for _ in range(exchange.hops)]
     copies: list[tuple[TilePart, TilePart]] = []
+    keeps_order, copied_after = move.reduction is not None and exchange.target.layout.copies() > 1, 0
     if target is not None:
         passing = set(exchange.passing(rank))
         for parts, arriving in zip(incoming, exchange.by_hop(exchange.taken(rank)), strict=True):
@@ -275,12 +283,14 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
                 if piece.sender != rank:
                     parts.setdefault(piece.sender, []).append(part)
                 elif source is not None:
+                    copied_after = len(parts) if keeps_order and not copies else copied_after
                     copies.append((part, source_part(piece.box, source)))
     source_shape, target_shape = (None if box is None else box.shape for box in (source, target))
-    # Each rank begins with another peer: sends go upwards from the rank, receives downwards.
+    # Each rank begins with another peer: sends go upwards from the rank, receives downwards, unless order matters.
     sends, send_size = messages_to(_from_rank(outgoing, rank), source_shape)
-    straight = None if move.reduction else target_shape
-    received, receive_size = messages_by_hop([_from_rank(parts, rank, -1) for parts in incoming], straight)
+    if not keeps_order:
+        incoming = [_from_rank(parts, rank, -1) for parts in incoming]
+    received, receive_size = messages_by_hop(incoming, None if move.reduction else target_shape)
     later = [
         Hop(_handed_on(pieces, before), messages)
         for pieces, before, messages in zip(leaving[1:], received, received[1:], strict=False)
@@ -297,6 +307,7 @@ def local_exchange(move: Move, rank: int, dtype: DType) -> LocalExchange:
         receive_size,
         None if move.fill is None else dtype.identity(move.fill),
         later=tuple(later),
+        copied_after=copied_after,
     )
 
 

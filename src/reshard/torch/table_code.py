@@ -14,7 +14,7 @@ it receives what goes to [2, 4).
 >>> for line in text.splitlines():
 ...     if line.startswith("    0:"):
 ...         print(line)
-    0: ((2,), (4,), [([(0, 2)], [(0, 2)])], [([(1, [(0, 2)])], [(1, [(2, 4)])])]),
+    0: ((2,), (4,), [([(0, 2)], [(0, 2)])], [([(1, [(0, 2)])], [(1, [(2, 4)])])], 0),
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Row(NamedTuple):
     """To where, and from where."""
     turns: list[tuple[PeerParts, PeerParts]]
     """What it sends and what it receives, one turn after the other."""
+    copied_after: int
+    """After how many of what it receives in the first turn it copies what it has itself."""
 
     @property
     def text(self) -> str:
@@ -75,9 +77,10 @@ import torch
 import torch.distributed as dist
 
 # Ways from the old tiles to the new, each of exchanges: by rank the shape before and after, copies (to, from), turns
-# (sends, receives by peer); how what arrives in one place is combined; by what the sum is divided; what stands where
-# nothing arrives. A number is sent for what came so in the turn before; what is only handed on comes with its shape.
-# Where a list says a place in the tile before, a tuple says one in the first.
+# (sends, receives by peer), after how many of the first receives it copies; how what arrives in one place is combined;
+# by what the sum is divided; what stands where nothing arrives. A number is sent for what came so in the turn before;
+# what is only handed on comes with its shape. Where a list says a place in the tile before, a tuple says one in the
+# first.
 WAYS = [
 '''
 
@@ -135,13 +138,11 @@ def moved(tile, exchanges):
         if rank not in rows:
             yield
             continue
-        before, after, copies, turns = rows[rank]
+        before, after, copies, turns, copied_after = rows[rank]
         tile = tile.reshape(before)
         out = tile.new_empty(after) if fill is None else tile.new_full(after, fill)
-        written = []
-        for to, source in copies:
-            at(out, to).copy_(read(tile, first, source))
-            written.append(to)
+        copied = [(to, read(tile, first, source)) for to, source in copies]
+        written = [] if copied_after else put(out, copied, combine, [])
         arrived = []
         for sends, receives in turns:
             sent = [arrived[place] if isinstance(place, int) else packed(tile, first, place) for _, place in sends]
@@ -153,18 +154,24 @@ def moved(tile, exchanges):
             yield
             for work in works:
                 work.wait()
-            for part, (_, place) in zip(arrived, receives):
-                if isinstance(place, tuple):
-                    continue
-                room = at(out, place)
-                if combine is None or not any(covers(done, place) for done in written):
-                    room.copy_(part)
-                else:
-                    combine(room, part, out=room)
-                if combine is not None:
-                    written.append(place)
+            came = [(place, part) for part, (_, place) in zip(arrived, receives) if not isinstance(place, tuple)]
+            came[copied_after:copied_after] = copied if copied_after else []
+            copied_after = 0
+            put(out, came, combine, written)
         tile = out if divisor == 1 else out.div_(divisor)
     return tile
+
+
+def put(out, parts, combine, written):
+    for place, part in parts:
+        room = at(out, place)
+        if combine is None or not any(covers(done, place) for done in written):
+            room.copy_(part)
+        else:
+            combine(room, part, out=room)
+        if combine is not None:
+            written.append(place)
+    return written
 
 
 def at(tile, place):
@@ -256,6 +263,7 @@ def _rows(move: Move, step: Step, *, is_limited: bool) -> dict[int, Row]:
             (0,) if exchange.target_shape is None else exchange.target_shape,
             [(_place(target), _source(source)) for target, source in exchange.copies],
             turns,
+            0 if is_limited else sum(len(message.parts) for message in exchange.receives[: exchange.copied_after]),
         )
     return rows
 

@@ -211,7 +211,7 @@ def _in_groups(exchange: DigitExchange, device: Device, tile: jax.Array, reducti
                 parts = parts.seen_by(order)
             array = yield GroupCall("all_gather", groups, parts.array)
             array = lax.reshape(array, (*(digits[i].size for i in stage), *parts.array.shape))
-            parts = _Parts(array, [*stage, *parts.dims])
+            parts = _combined(exchange, stage, _Parts(array, [*stage, *parts.dims]), reduction)
     return lax.reshape(parts.seen_by(order).array, exchange.target.layout.local_shape(exchange.target.shape))
 
 
@@ -245,17 +245,26 @@ def _exchanged(
     first = parts.dims.index(stage[0])
     low, high = parts.array.shape[:first], parts.array.shape[first + len(stage) :]
     array = lax.reshape(parts.array, (*low, prod(sizes), *high))
-    unreduced = [i for i in stage if _dim(exchange.common.source_roles[i]) is None]
     dims = list(parts.dims)
-    if len(unreduced) == len(stage) and reduction == "sum":
+    is_combined = all(_dim(exchange.common.source_roles[i]) is None for i in stage)
+    if is_combined and reduction == "sum":
         array = lax.transpose(array, [first, *(dim for dim in range(array.ndim) if dim != first)])
         array = yield GroupCall("psum_scatter", groups, array)
         return _Parts(lax.reshape(array, piece), [i for i in dims if i not in stage])
     array = lax.reshape((yield GroupCall("all_to_all", groups, array, first)), (*low, *sizes, *high))
-    for i in unreduced:  # pair by pair: what some backends do much faster than a reduction along a dim
-        values = (lax.index_in_dim(array, n, dims.index(i), keepdims=False) for n in range(digits[i].size))
-        array = functools.reduce(COMBINE[reduction], values)
-        dims.remove(i)
+    return _combined(exchange, stage, _Parts(array, dims), reduction)
+
+
+def _combined(exchange: DigitExchange, stage: Sequence[int], parts: _Parts, reduction: str) -> _Parts:
+    """Parts with the unreduced values of a stage combined."""
+    array, dims = parts.array, list(parts.dims)
+    for i in stage:
+        if _dim(exchange.common.source_roles[i]) is None:
+            # Pair by pair: what some backends do much faster than a reduction along a dim.
+            count = exchange.common.digits[i].size
+            values = (lax.index_in_dim(array, n, dims.index(i), keepdims=False) for n in range(count))
+            array = functools.reduce(COMBINE[reduction], values)
+            dims.remove(i)
     return _Parts(array, dims)
 
 
