@@ -466,7 +466,7 @@ def test_guessed_seconds_of_reshards_are_no_more_than_they_take() -> None:
     pieces = Pieces(mesh, [])
     options = Options(pieces, (8, 8), waiting=range(len(pieces.all)))
     bound = options.seconds(network, 4)
-    guess = options.in_steps(bound + options.waits(network))
+    guess = options.in_steps(bound + options.waits(network, 4))
     rng = random.Random(0)
     missed = {"bound": 0.0, "guess": 0.0}
     pairs = [pair for pair in product(range(len(options.all)), repeat=2) if bound[pair] < np.inf]

@@ -363,16 +363,16 @@ class Model:
             before = own.pieces.sharding(own.all[a], reduction, self.net.uneven)
             after = wanted.pieces.sharding(wanted.all[b], reduction, self.net.uneven)
             bound[a, b] = self.chooser.prices.least_bytes(Ends(before, after, own.shape, dtype)) * self.goal.per_byte
-        return bound, own.in_steps(bound + self._waits(own)) if own is wanted else bound
+        return bound, own.in_steps(bound + self._waits(own, dtype.itemsize)) if own is wanted else bound
 
     def _bound(self, options: Options, itemsize: int) -> Costs:
         """What reshards between options cost at the least."""
         network = self.goal.network
         return options.received() * itemsize if network is None else options.seconds(network, itemsize)
 
-    def _waits(self, options: Options) -> Costs | float:
+    def _waits(self, options: Options, itemsize: int) -> Costs | float:
         """What reshards between options cost besides the least, as far as is known before the planner is asked."""
-        return 0.0 if self.goal.network is None else options.waits(self.goal.network)
+        return 0.0 if self.goal.network is None else options.waits(self.goal.network, itemsize)
 
     def sharding(self, number: int, option: int, wanted: Options | None = None) -> Sharding:
         """An option as the sharding of a value, as it was given where it was."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from math import gcd, log2, prod
+from math import gcd, inf, log2, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -416,11 +416,12 @@ class Options:
             bound = np.maximum(bound, group.seconds(received / devices, network.launch_s))
         return bound
 
-    def waits(self, network: Network) -> Costs:
+    def waits(self, network: Network, itemsize: int) -> Costs:
         """Per pair the seconds in which the messages of a reshard through switches wait for each other.
 
         What is gathered along p devices takes log2 p messages, and so does what is combined; what is only brought
         elsewhere takes one at the least.
+        Both at once is a gather of p tiles that every device combines, where that takes less than twice the messages.
         """
         taken = np.zeros((len(self.all), len(self.all)))
         first, brought = taken, taken
@@ -435,7 +436,10 @@ class Options:
             is_moved = (place[:, None] > 0) & (place[:, None] != place[None, :]) & ~waiting[None, :]
             is_gathered = (is_combined | is_moved) & (place[None, :] == 0)
             each = sum(level.latency_s * log2(size) for level, size in shared)
-            taken = taken + each * (1.0 * is_combined + is_gathered)
+            speed = min((level.bandwidth for level, size in shared if size > 1), default=inf)
+            count = digit.size
+            more = (count - 1) * (1 - 2 / count) * itemsize / speed * self.tiles[None, :]
+            taken = taken + each * (is_combined | is_gathered) + np.minimum(each, more) * (is_combined & is_gathered)
             first = np.maximum(first, one * (is_combined | is_moved))
             brought = np.maximum(brought, one * (is_moved & ~is_gathered))
         return np.maximum(taken + brought - first, 0.0)
