@@ -1,9 +1,11 @@
 """Ways that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
-Five kinds of detour may do better:
+Six kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
                         can share the work, and move the result; or in every host alike, where hosts have all values
+    combine alone       where latencies decide: every device gathers all values that it wants and combines them
+                        itself, in half the messages
     gather late         where a network has a slow level: cut the target further by the axes that lie within a
                         fast part, so that what is needed there crosses the slow level once, and gather inside;
                         near replicas send
