@@ -13,6 +13,7 @@ import numpy as np
 import oracle
 import pytest
 from problems import Problem, draw_problem, draw_reduction
+from sums import small_sums
 from time_bounds import pairs
 
 jax = pytest.importorskip("jax")
@@ -71,6 +72,19 @@ def test_short_floats_become_unreduced(reduction: str) -> None:
     expected, unreduced = rs.numpy.run(plan, tiles), run(plan, tiles)
     for device, tile in expected.items():
         np.testing.assert_array_equal(unreduced[device], tile)
+
+
+def test_replicas_that_combine_by_themselves_are_equal_to_the_bit() -> None:
+    """Whatever the order in which each device receives values."""
+    by_themselves = 0
+    for plan, tiles in small_sums(40, seed=3):
+        by_themselves += any(step.near == 1 for step in plan.steps)
+        expected, results = rs.numpy.run(plan, tiles), dict[object, set[bytes]]()
+        for device, tile in run(plan, tiles).items():
+            np.testing.assert_allclose(tile, expected[device], rtol=1e-5)
+            results.setdefault(plan.target.box(device, plan.shape), set()).add(tile.tobytes())
+        assert all(len(values) == 1 for values in results.values()), plan
+    assert by_themselves > 5
 
 
 def assert_runs(plan: Plan) -> None:

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import numpy as np
 import oracle
 import pytest
-from numpy.typing import NDArray
 from simulated import simulated_seconds
+from sums import drawn, small_sums
 from time_bounds import NETWORKS
 
 from reshard import Mesh, Network, Sharding, plan
 from reshard import numpy as engine
 from reshard.network import Level
 from reshard.planner import cache_clear
-from reshard.plans import Plan
-
-
-def drawn(mesh: Mesh, rng: Random) -> tuple[Sharding, Sharding]:
-    """Every axis on either dim, on none, or partial in the source."""
-    ends = []
-    for is_source in (True, False):
-        dims: list[list[str]] = [[], []]
-        unreduced = []
-        for axis in rng.sample(list(mesh.sizes), len(mesh.sizes)):
-            where = rng.random()
-            if is_source and where < 0.5:
-                unreduced.append(axis)
-            elif where < 0.8:
-                dims[rng.randrange(2)].append(axis)
-        ends.append(Sharding.of(mesh, *dims, unreduced=unreduced))
-    return ends[0], ends[1]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -100,26 +81,9 @@ def test_in_every_host_alike_by_hand() -> None:
         np.testing.assert_array_equal(tiles[device], tiles[(device + 4) % 8])  # replicas to the bit
 
 
-def small_problems(count: int, seed: int) -> Iterator[tuple[Plan, dict[int, NDArray[Any]]]]:
-    """Plans of small tensors on networks of 8 devices, even and uneven, with tiles whose sums depend on the order."""
-    rng, fresh = Random(seed), np.random.default_rng(seed)
-    while count:
-        mesh = Mesh.of(**dict(zip("abc", rng.choice([(2, 2, 2), (2, 4), (4, 2), (8,)]), strict=False)))
-        source, target = drawn(mesh, rng)
-        if source.unreduced:
-            count -= 1
-            network, shape = (
-                rng.choice(["h100-8", "h100-2x4", "tpu-v5e-2x4", "tpu-v4p-2x2x2"]),
-                rng.choice([(8, 8), (5, 12)]),
-            )
-            made = plan(source, target, shape, "float32", network=network)
-            parts = [fresh.random(shape, np.float32) for _ in range(oracle.class_count(source))]
-            yield made, oracle.partial_tiles(parts, source)
-
-
 def test_replicas_that_combine_by_themselves_are_equal_to_the_bit() -> None:
     by_themselves = 0
-    for made, tiles in small_problems(400, seed=7):
+    for made, tiles in small_sums(400, seed=7):
         by_themselves += any(step.near == 1 for step in made.steps)
         results: dict[object, set[bytes]] = {}
         for device, tile in engine.run(made, tiles).items():

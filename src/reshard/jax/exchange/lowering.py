@@ -50,7 +50,7 @@ from reshard.jax.exchange.repeated_places import added, repeated
 from reshard.jax.exchange.rounds import COMBINE, Device, bits_of, in_rounds, of_device
 from reshard.plans import Plan
 from reshard.refinement import Cuts, Role
-from reshard.steps import Move, Step
+from reshard.steps import Move, Step, step_of
 
 GROUP_REDUCTIONS: dict[str, CallKind] = {"sum": "psum", "max": "pmax", "min": "pmin"}
 """Reductions that are one collective."""
@@ -122,6 +122,8 @@ def _in_bounded_memory(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun
 
 
 def _after(step: Step, device: Device, tile: jax.Array, kept: jax.Array | None) -> DeviceRun:
+    if step.near == 1 and _combines_in_rounds(step):  # each device in another order: replicas would not be equal
+        step = step_of(step.reshard)
     if step.kind == "AllReduce" and step.before.reduction in GROUP_REDUCTIONS:
         return (yield from _all_reduced(step, device, tile))
     for move in step.transfers:
@@ -129,6 +131,12 @@ def _after(step: Step, device: Device, tile: jax.Array, kept: jax.Array | None) 
             tile = lax.reshape(tile, (1,))
         tile = yield from _moved(move, device, tile, kept)
     return tile if step.shape else lax.reshape(tile, ())
+
+
+def _combines_in_rounds(step: Step) -> bool:
+    exchange = step.moves[0].exchange
+    is_in_groups = isinstance(exchange, DigitExchange) and exchange.is_in_groups
+    return step.moves[0].reduction is not None and not is_in_groups and not exchange.target.layout.has_windows
 
 
 def _moved(move: Move, device: Device, tile: jax.Array, kept: jax.Array | None = None) -> DeviceRun:
