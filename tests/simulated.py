@@ -31,6 +31,7 @@ from reshard.digits import Digits
 from reshard.exchange import DigitExchange, RingExchange
 from reshard.network import Level
 from reshard.network.pricing import _kind, _stages
+from reshard.refinement import Unreduced
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -220,13 +221,21 @@ def _orders(numbers: list[int]) -> list[tuple[int, ...]]:
 
 
 def gathered_stages(exchange: Any, network: Network) -> Stages | None:
-    """The levels along which an exchange is an all-gather or, backwards, a reduce-scatter; None where it is neither."""
+    """The levels along which all is gathered, to be combined too, or is scattered; None where it is neither."""
     if not isinstance(exchange, DigitExchange) or not exchange.stays or not exchange.gathered:
         return None
     kinds = {_kind(exchange, i) for i in exchange.gathered}
     digits = Digits(exchange.common.digits[i] for i in exchange.gathered)
-    is_one = kinds in ({"all-gather"}, {"reduce-scatter"})
+    is_one = kinds in ({"all-gather"}, {"reduce-scatter"}) or _combines_alone(exchange)
     return _stages(network, exchange.source.mesh, digits) if is_one else None
+
+
+def _combines_alone(exchange: DigitExchange) -> bool:
+    """Whether every device gathers all that is combined, and combines it."""
+    return all(
+        isinstance(exchange.common.source_roles[i], Unreduced) and exchange.common.target_roles[i] is None
+        for i in exchange.gathered
+    )
 
 
 def phases(exchange: Any, itemsize: float, wires: Wires) -> list[list[Phase]]:
@@ -234,7 +243,7 @@ def phases(exchange: Any, itemsize: float, wires: Wires) -> list[list[Phase]]:
     stages = gathered_stages(exchange, wires.network)
     if stages is not None:
         piece = exchange.largest_piece * exchange.loose_values * itemsize
-        return _gathered(stages, piece, wires, backwards=bool(exchange.combined))
+        return _gathered(stages, piece, wires, backwards=bool(exchange.combined) and not _combines_alone(exchange))
     senders, receivers, elements = exchange.traffic()
     if not len(senders):
         return []
