@@ -123,6 +123,16 @@ def test_devices_of_two_rings_change_places() -> None:
     np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: (run(plan, x) ** 2).sum()))(array), 2 * array)
 
 
+def test_ends_whose_meshes_have_no_axes_in_common_are_refused() -> None:
+    """Axis q is every third device of six, which no axes of the other mesh are, though one has its size."""
+    other = rs.Mesh.of(p=4, q=2, r=3)
+    for mesh in (rs.Mesh.of(a=2, b=2, c=3, d=2), rs.Mesh.of(x=2, y=2, z=3, w=2)):
+        plan = rs.plan(sharding(mesh, mesh.axes[0][0], None), sharding(other, None, "q"), (8, 8), "float32")
+        with pytest.raises(rs.ReshardError, match="on one mesh") as refused:
+            run(plan, np.ones((8, 8), np.float32))
+        assert refused.value.code == "cannot-express"
+
+
 def test_the_gradient_and_a_batch_of_what_is_handed_on() -> None:
     plan, array = along_a_ring(*AROUND["moved"]), ARRAY.astype(np.float32)
     np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: (run(plan, x) ** 2).sum()))(array), 2 * array)

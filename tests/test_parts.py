@@ -9,11 +9,12 @@ from math import exp, log, prod
 import numpy as np
 import oracle
 import pytest
-from checkers import check_chain, check_run
+from checkers import check_chain, check_run, check_tiles
 from time_bounds import NETWORKS, pairs
 
 from reshard import Mesh, Network, Plan, ReshardError, Sharding, parse_sharding, plan
 from reshard.network import Level
+from reshard.numpy.tiles import run
 from reshard.planner.relay import relay
 from reshard.problem import Reshard
 
@@ -161,3 +162,77 @@ def test_parts_where_some_dims_are_uneven() -> None:
         assert made.parts >= least
         check_run(made)
     assert oracle.missing(made.source, made.target, made.shape)
+
+
+RING = Level(1, 6, "ring", 1, 0), Level(6, 6, "ring", 1, 0)
+ODD = [
+    (  # rings whose places are no digits of the position
+        Mesh.of(a=3, b=3, c=4),
+        (None, ("b", "c")),
+        (("b", "c"), None),
+        (144, 144),
+        Network(RING),
+    ),
+    (
+        Mesh.of(a=5, b=4),
+        ("b:(2)2", ("a", "b:(1)2")),
+        (None, ("a", "b:(2)2", "b:(1)2")),
+        (20, 40),
+        Network((Level(1, 5, "ring", 1, 1e-3), Level(5, 4, "ring", 1, 0))),
+    ),
+    (  # a way that sends nothing, but copies
+        Mesh.of(a=4, b=4),
+        (None,),
+        ("b:(1)2",),
+        (128,),
+        Network((Level(1, 4, "ring", 1, 5), Level(4, 4, "ring", 7, 0)), copy_bandwidth=3.0),
+    ),
+]
+"""Meshes and networks whose cuts do not meet, or of odd speeds."""
+
+
+@pytest.mark.parametrize(("mesh", "before", "after", "shape", "network"), ODD)
+def test_odd_meshes_and_networks(
+    mesh: Mesh, before: tuple[object, ...], after: tuple[object, ...], shape: tuple[int, ...], network: Network
+) -> None:
+    check_run(plan(Sharding.of(mesh, *before), Sharding.of(mesh, *after), shape, "int64", network=network))
+
+
+def test_two_meshes_with_axes_of_one_name() -> None:
+    """What is gathered between two points is of one mesh: the middles have axes a and b too, of other sizes."""
+    network = Network((Level(1, 2, "switch", 1, 0), Level(2, 2, "switch", 7, 0), Level(4, 3, "switch", 7, 1e-3)))
+    source = Sharding.of(Mesh.of(a=6, b=2), ("a:(2)3", "b"), "a:(1)2")
+    check_run(plan(source, Sharding.of(Mesh.of(p=4, q=3), "q", None), (47, 60), "int64", network=network))
+
+
+def test_more_parts_than_an_uncut_dim_has_elements() -> None:
+    """An axis of size 1 cuts it in blocks of the whole."""
+    mesh = Mesh.of(a=1, b=64)
+    network = Network((Level(1, 8, "ring", 7, 0), Level(8, 8, "ring", 7, 1e-3)), launch_s=3.0)
+    source = Sharding.of(mesh, "b:(8)8", "a", None, unreduced="b:(1)8")
+    made = plan(source, Sharding.of(mesh, "b", None, None), (24, 48, 60), "int64", network=network)
+    per_class = [oracle.encoded(made.shape) * number for number in range(8)]
+    tiles, received = oracle.partial_tiles(per_class, source), dict[int, int]()
+    found = run(made, tiles, received_bytes=received)
+    check_tiles(found, oracle.tiles(sum(per_class[1:], per_class[0]), made.target))
+    assert received == {device: made.received_bytes_on(device) for device in made.devices}
+
+
+def test_what_parts_combine_is_counted_part_by_part() -> None:
+    """Each device combines whole elements of each part."""
+    mesh = Mesh.of(a=3, b=3)
+    network = Network((Level(1, 3, "switch", 7, 5), Level(3, 3, "switch", 1, 0)))
+    source = Sharding.of(mesh, "a", unreduced="b")
+    made = plan(source, Sharding.of(mesh, None), (47,), "int64", network=network)
+    assert made.parts > 1
+    per_class = [oracle.encoded(made.shape) * number for number in range(3)]
+    received = dict[int, int]()
+    found = run(made, oracle.partial_tiles(per_class, source), received_bytes=received)
+    check_tiles(found, oracle.tiles(sum(per_class[1:], per_class[0]), made.target))
+    assert received == {device: made.received_bytes_on(device) for device in made.devices}
+
+
+def test_a_bound_where_nothing_is_combined() -> None:
+    mesh, network = Mesh.of(a=6), Network((Level(1, 3, "ring", 7, 0), Level(3, 2, "ring", 1, 0)))
+    source = Sharding.of(mesh, None, None, unreduced="a:(1)3")
+    assert plan(source, Sharding.of(mesh, None, None), (2, 0), network=network).lower_bound_seconds == 0

@@ -180,3 +180,34 @@ def test_refusals(name: str) -> None:
     with pytest.raises(ReshardError) as refused:
         refusals()[name](program, program.input("a", (8, 8)))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("trips", [0, 1, 3])
+def test_what_a_loop_carries_lies_alike_in_every_turn(trips: int) -> None:
+    """Also where what it gives back is tied to something else, and a turn computes it otherwise."""
+    program = Program(Mesh.of(x=2, y=2))
+    start = program.input("start", (4, 4), "int64", Sharding.of(program.mesh, "x", None))
+    steps = program.input("steps", (trips, 4, 4), "int64")
+    with program.loop(trips) as loop:
+        carry = loop.carry(start)
+        after = program.op("ij,ij->ij", carry, loop.element(steps), name="add")
+        last = loop.last(carry, program.constrain(after, Sharding.of(program.mesh, None, "y")))
+    program.tie(last, start)
+    program.output(last, result="out")
+    placed = program.propagate()
+    assert placed.sharding(carry) == placed.sharding(last) == placed.sharding(start)
+    given = {"start": np.arange(16).reshape(4, 4), "steps": np.arange(trips * 16).reshape(trips, 4, 4)}
+    wanted = given["start"] + given["steps"].sum(0)
+    np.testing.assert_array_equal(rs.numpy.run_program(placed, given)["out"], wanted)
+    program.constrain(carry, Sharding.of(program.mesh, "x", "y"))
+    program.constrain(last, Sharding.of(program.mesh, "y", "x"))
+    with pytest.raises(ReshardError, match="cannot be sharded alike"):
+        program.propagate()
+
+
+def test_a_network_of_one_device() -> None:
+    program = Program(Mesh.of(x=1))
+    a, b = (program.input(name, (4, 4)) for name in "ab")
+    program.output(program.op("ij,jk->ik", a, b))
+    for placed in (program.propagate(rs.Network(())), program.search(network=rs.Network(())).best):
+        assert (placed.seconds, placed.is_proved) == (0.0, True)

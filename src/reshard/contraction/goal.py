@@ -80,8 +80,10 @@ class Goal:
 
     @property
     def per_byte(self) -> float:
-        """What a received byte costs at the least."""
-        return 1.0 if self.network is None else 1.0 / fastest_into(self.network)
+        """What a received byte costs at the least; nothing on a network of one device, where none comes in."""
+        if self.network is None:
+            return 1.0
+        return 1.0 / fastest_into(self.network) if self.network.levels else 0.0
 
     def cost(self, seconds: float | None, received_bytes: int) -> float:
         """What a reshard adds to the sum, where there is one."""

@@ -326,7 +326,8 @@ def cells_of(sides: Sides) -> CutCells:
     """The cells of two ends."""
     weights = np.array([sides.itemsize], dtype=np.int64)
     for cuts in sides.intervals:
-        weights = (weights[:, None] * np.diff(cuts)).ravel()
+        lengths = np.diff(cuts) if len(cuts) > 1 else np.zeros(1, dtype=np.int64)  # a dim without elements is one cell
+        weights = (weights[:, None] * lengths).ravel()
     weights = np.tile(weights, sides.classes.source.size)
     holding = _cells(sides.source, sides.classes.source, sides.intervals, held=False)
     wanting = _cells(sides.target, sides.classes.target, sides.intervals, held=True)

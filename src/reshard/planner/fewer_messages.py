@@ -64,7 +64,9 @@ def _gathered_apart(timed: Sequence[TimedRoute], prices: RoutePrices) -> Iterato
 
 
 def _gathered_between(before: Sharding, after: Sharding, near: int, prices: RoutePrices) -> tuple[Sharding, ...]:
-    """What is gathered between two points where that is sooner; else nothing."""
+    """What is gathered between two points of one mesh where that is sooner; else nothing."""
+    if before.mesh != after.mesh:
+        return ()
     whole = kept_cuts(before, after)
     if whole in (before, after):
         return ()

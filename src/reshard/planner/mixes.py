@@ -116,6 +116,8 @@ def _worth_taking(ways: LevelWays, places: Sequence[int], busy: Floats, limit: f
         if path is None or path in paths:
             break
         alone = ways.loads(path)
+        if not alone.any():  # it takes its time elsewhere, as one that only copies
+            break
         added = np.repeat(_with_fill(alone.tolist(), alone.sum()), places)
         if paths and added @ mix.prices > 1 - ENOUGH:
             break

@@ -48,7 +48,7 @@ def ended_inside(
     for dim, before, after, count in zip(sharding.dims, larger, shape, parts or repeat(1), strict=False):
         stages = list(dim.stages("ceil"))
         shards = [prod(axis.size_in(sizes[axis.name]) for axis in axes) for axes, _ in stages]
-        lengths = [length // count for length in _lengths(stages, shards, before)]
+        lengths = [-(-length // count) for length in _lengths(stages, shards, before)]
         may_end_inside = len(stages) < 2 or all(deal is not None and deal.kind == "blocks" for _, deal in stages)
         if _lengths(stages, shards, after) == lengths and (may_end_inside or before // count == after):
             dims.append(dim)

@@ -315,9 +315,11 @@ class Plan(ReshardWork):
     def _steps_with_times(self) -> list[tuple[Step, int]]:
         """The steps with how often each is taken: those of the whole tensor, or of parts where these part ways.
 
-        Along a ring a share of a part has whole elements, so that parts together may differ from the whole.
+        Along a ring a share of a part has whole elements, and so has what each device combines of it, so that parts
+        together may differ from the whole.
         """
-        if not self.beside and (self.parts == 1 or not any(step.ring for step in self.steps)):
+        is_whole = self.parts == 1 or not any(step.ring or step.before.unreduced for step in self.steps)
+        if not self.beside and is_whole:
             return [(step, 1) for step in self.steps]
         plans = [plan for stretch in self.stretches for plan in stretch.plans_of_parts]
         counts = Counter(map(id, plans))

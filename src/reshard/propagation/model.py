@@ -199,24 +199,24 @@ class Model:
         """Per value its variable."""
         graph = self.net.graph
         variables: list[Variable] = []
-        alike = {
-            n: operation.operands[1].number for n, operation in enumerate(graph.operations) if operation.name == "last"
-        }
-        tied = first_alike(len(graph.operations), ((one.number, other.number) for one, other in graph.ties))
+        carried = [
+            (n, operation.operands[1].number) for n, operation in enumerate(graph.operations) if operation.name == "last"
+        ]
+        ties = [(one.number, other.number) for one, other in graph.ties]
+        tied = first_alike(len(graph.operations), [*ties, *carried])
         for number, operation in enumerate(graph.operations):
             value = operation.result
             domain = self.domains.of(number)
-            if number in alike or tied[number] != number:
-                first = variables[tied[number] if tied[number] != number else alike[number]]
+            if tied[number] != number:
+                first = variables[tied[number]]
                 is_same = first.options is self.domains.options[number]
                 both = np.intersect1d(first.domain, domain)
                 if is_same and len(both):
                     first.domain = both
                     variables.append(first)
                     continue
-                if tied[number] != number:
-                    names = f"{self.net.values[tied[number]].name} and {value.name}"
-                    raise ReshardError("bad-program", f"{names} are tied, and cannot be sharded alike")
+                names = f"{self.net.values[tied[number]].name} and {value.name}"
+                raise ReshardError("bad-program", f"{names} are tied, and cannot be sharded alike")
             options = self.domains.options[number]
             variables.append(Variable(number, options, domain, self._table(number, options)))
         return variables
