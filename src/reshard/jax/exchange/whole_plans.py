@@ -156,10 +156,10 @@ def _on_axes_of(end: Sharding, plan: Plan) -> Sharding:
     ours = plan.source.mesh
     if end.mesh.axes == ours.axes:
         return replace(end, mesh=ours)
-    found = parse_sharding(to_xla(replace(end, mesh=Mesh(end.mesh.axes))), Mesh(ours.axes), end.ndim)
-    if found.mesh.axes != ours.axes:
+    parsed = parse_sharding(to_xla(replace(end, mesh=Mesh(end.mesh.axes))), Mesh(ours.axes), end.ndim)
+    if parsed.mesh.axes != ours.axes:
         raise ReshardError("cannot-express", f"JAX holds an array on one mesh, but {end} is not by axes of {ours}")
-    return replace(found, mesh=ours)
+    return replace(parsed, mesh=ours)
 
 
 def _traced(x: Any, wanted: MeshReshard, plan: Plan) -> Any:
