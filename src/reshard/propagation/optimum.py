@@ -68,7 +68,7 @@ FEW = 0.5
 """Operations are kept alike that are, where so many of all are not."""
 MOST_PASSED = 3e10
 """Over how many costs of links messages go at the most where no time is set: about half a minute."""
-WHOLE_TURNS, GROWTH = 16, 3e-3
+WHOLE_TURNS, GROWTH = 8, 1e-2
 """How often messages go over a program whose operations are kept alike, to bound it whatever they are, at most.
 
 No longer than that lets the bound grow, each time by such a part of it.
