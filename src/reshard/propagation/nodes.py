@@ -64,7 +64,7 @@ class Variable:
         """Whether nothing reads it and it may be kept as it is made, as an output of which nothing is said."""
         return not self.uses and len(self.makers) == 1 and len(self.domain) > 1
 
-    @property
+    @cached_property
     def passes(self) -> bool:
         """Whether it goes from one operation to one other, and holding it is free."""
         if len(self.uses) != 1 or len(self.makers) != 1 or self.rent is not None:

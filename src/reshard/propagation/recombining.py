@@ -9,6 +9,7 @@ of the mesh (`along`).
 What a value is brought to, all who want it share.
 So of a value that several use a choice is how it is kept and in which options it is there besides; it pays for the
 tree of these, and who wants one of them pays nothing, and cannot want another that several might.
+What goes from one operation to one other is shared with nobody, and is kept as is cheapest between their layouts.
 Of two parts one after the other much is the same: which choices values have is kept whatever these cost (`_states`),
 and what they cost as long as prices stay (`Table.known`).
 
@@ -169,7 +170,7 @@ class _Problem:
         for variable in variables.values():
             kept = self._kept(variable, part)
             if variable.passes:
-                self._passed.append(_Passed(variable, kept))
+                self._passed.append(_Passed(variable, variable.makers[0], variable.uses[0], kept))
             else:
                 value = self._values[id(variable)] = self._value(variable, kept)
                 self._add(value.end, value.states.held)
@@ -190,8 +191,11 @@ class _Problem:
                 nodes.append(node)
         kept = [(value.variable, value.states.all[picked[value.end.place]].kept) for value in self._values.values()]
         for passed in self._passed:
-            pair = (layouts.get(edge.node.number, self._chosen.layouts[edge.node.number]) for edge in passed.edges)
-            kept.append((passed.variable, passed.best(*pair)))
+            made, read = (
+                layouts.get(edge.node.number, self._chosen.layouts[edge.node.number])
+                for edge in (passed.maker, passed.reader)
+            )
+            kept.append((passed.variable, passed.best(made, read)))
         for variable, option in kept:
             if option != self._chosen.options[id(variable)]:
                 options[id(variable)] = option
@@ -256,9 +260,10 @@ class _Problem:
 
     def _pass(self, passed: _Passed, nodes: Mapping[int, End]) -> None:
         """Let those two operations, or the one of them of which several layouts are looked at, pay for a value."""
-        maker, reader = (nodes.get(edge.node.number) for edge in passed.edges)
-        numbers = (edge.node.number for edge in passed.edges)
-        costs = passed.costs(*(self._layouts.get(n, (self._chosen.layouts[n],)) for n in numbers))
+        made, read = passed.maker.node.number, passed.reader.node.number
+        maker, reader = nodes.get(made), nodes.get(read)
+        chosen, layouts = self._chosen.layouts, self._layouts
+        costs = passed.costs(layouts.get(made) or (chosen[made],), layouts.get(read) or (chosen[read],))
         if maker is not None and reader is not None:
             Link(maker, reader, costs, once=self._once)
         elif maker is not None:
@@ -392,36 +397,33 @@ class _Passed(NamedTuple):
     """A value of a part that one operation makes and one reads: no end, but what these two pay together."""
 
     variable: Variable
+    maker: Edge
+    """To what makes it."""
+    reader: Edge
+    """To what reads it."""
     kept: tuple[int, ...]
     """The options in which it may be kept."""
 
-    @property
-    def edges(self) -> tuple[Edge, Edge]:
-        """To what makes it, and to what reads it."""
-        return self.variable.makers[0], self.variable.uses[0]
-
     def costs(self, made: tuple[int, ...], read: tuple[int, ...]) -> Costs:
         """Per layout of what makes it and layout of what reads it, what they pay, kept as is cheapest then."""
-        maker, reader = self.edges
-        table, before, after = reader.table, maker.picks.of(made), reader.picks.of(read)
-        key = None, None, before, self.kept, after, maker.times, reader.times
+        table, before, after = self.reader.table, self.maker.picks.of(made), self.reader.picks.of(read)
+        key = None, None, before, self.kept, after, self.maker.times, self.reader.times
         costs = table.known.get(key)
         if costs is None:
             price, kept = table.price, np.array(self.kept)
-            moved = price[before.options[:, None], kept] * maker.times
-            brought = price[kept[:, None], after.options] * reader.times
+            moved = price[before.options[:, None], kept] * self.maker.times
+            brought = price[kept[:, None], after.options] * self.reader.times
             least = np.minimum.reduce(moved[:, :, None] + brought, axis=1)
             costs = table.remember(key, least[before.places[:, None], after.places])
         return costs
 
     def best(self, made: int, read: int) -> int:
-        """As what it is kept best, where these are the layouts."""
-        maker, reader = self.edges
-        price, before, after = reader.table.price, maker.picks.listed[made], reader.picks.listed[read]
-        return min(
-            self.kept,
-            key=lambda kept: price.item(before, kept) * maker.times + price.item(kept, after) * reader.times,
-        )
+        """The option in which it is kept at the least cost between two layouts."""
+        if len(self.kept) == 1:
+            return self.kept[0]
+        price, before, after = self.reader.table.price, self.maker.picks.listed[made], self.reader.picks.listed[read]
+        times, again = self.maker.times, self.reader.times
+        return min(self.kept, key=lambda kept: price.item(before, kept) * times + price.item(kept, after) * again)
 
 
 def _subsets(free: Sequence[tuple[int, int]], times: int) -> Iterator[tuple[tuple[int, int], ...]]:
