@@ -88,6 +88,8 @@ class Model:
             ].reaches:  # what it reaches is among the options of its operands
                 self.layouts_of(operation)
         self.variables = self._variables()
+        self.is_tied = False
+        """Whether values that are of one class are kept alike."""
         self._distinct: tuple[list[Variable], list[Variable]] | None = None
         """All variables, and each once."""
 
@@ -115,6 +117,7 @@ class Model:
             kinds: per value the number of the first one of those that are kept alike; its class unless given.
         """
         tied = copy(self)
+        tied.is_tied = True
         tied.variables = self._tied_variables(classes if kinds is None else kinds)
         members: dict[int, list[int]] = {}
         for number in self.net.order:

@@ -64,6 +64,14 @@ class Variable:
         """Whether nothing reads it and it may be kept as it is made, as an output of which nothing is said."""
         return not self.uses and len(self.makers) == 1 and len(self.domain) > 1
 
+    @cached_property
+    def passes(self) -> bool:
+        """Whether it goes from one operation to one other, and holding it is free."""
+        if len(self.uses) != 1 or len(self.makers) != 1 or self.rent is not None:
+            return False
+        maker, reader = self.makers[0], self.uses[0]
+        return maker.table is reader.table and maker.node is not reader.node
+
 
 @dataclass(eq=False)
 class Node:

@@ -42,9 +42,16 @@ from reshard.sharding import Sharding
 STEPS = 24
 """How many choices are begun with, at most."""
 LEAST_PATIENCE, PATIENCE, WIDE = 3, 8, 0.1
-"""How many of these in a row may have nothing better: fewer where less than a part of the cost is left to be gained."""
+"""How many of these in a row may have nothing better: fewer where less than a part of the cost is left to be gained.
+
+Fewer too of a program of more than `MEDIUM` operations that are kept alike, since its bound is found afterwards.
+"""
 CLOSE, CLOSE_OF_EACH = 1e-2, 2e-5
 """How far from the bound, as a part of the cost, a choice is good enough for no further ones: by all operations."""
+NEAR = 5e-2
+"""How far from the bound, as a part of the cost, a choice of a large program is good enough for no turns along axes."""
+HOPED = 2e-3
+"""As a part of the cost, what a large program must be thought to gain to be improved at what the planner says."""
 AXIS_TURNS = 6
 """How often along one axis."""
 ROUNDS = 12
@@ -61,8 +68,11 @@ FEW = 0.5
 """Operations are kept alike that are, where so many of all are not."""
 MOST_PASSED = 3e10
 """Over how many costs of links messages go at the most where no time is set: about half a minute."""
-WHOLE_TURNS = 4
-"""How often messages go over a program whose operations are kept alike, to bound it whatever they are."""
+WHOLE_TURNS, GROWTH = 8, 1e-2
+"""How often messages go over a program whose operations are kept alike, to bound it whatever they are, at most.
+
+No longer than that lets the bound grow, each time by such a part of it.
+"""
 FEWEST_LESSONS, LESSONS = 8, 1600
 """How often the planner is asked about all that is chosen, at most: the first, or the second by all operations."""
 
@@ -120,7 +130,7 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
         shares = moved(alike, of_kinds(alike, bounded.shares, classes), Picked(options, best.layouts))
         whole = CopiedDual(model, alike, classes, shares)
         whole.begin(bounded.handed)
-        whole.run(WHOLE_TURNS, is_late)
+        whole.run(WHOLE_TURNS, is_late, GROWTH)
         chosen = _explained(alike, Descent(alike, options, best.layouts), model.bound_of(whole.bound), classes)
         for each in (small, alike):
             each.dissolve()
@@ -198,19 +208,21 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
     """The best choice that is found."""
     best = _begun(model, bounded, flows, is_late)
     known: Descent | None = None
-    settled, is_open = 0.0, True
+    settled, is_open, is_large = 0.0, True, len(model.nodes) > MEDIUM
     kicks = KICKED if len(model.nodes) <= SMALL else 0
     for _ in range(max(FEWEST_LESSONS, LESSONS // max(len(model.nodes), 1))):
         has_changed = abs(best.cost - settled) > WORTH * best.cost
         if has_changed and is_open and not _is_proved(best, bounded.bound) and not is_late():
-            if len(model.nodes) <= MEDIUM:  # what was learnt may be far from where the search began
+            if not is_large:  # what was learnt may be far from where the search began
                 for shares in (bounded.shares, None):
                     best = _with_messages(best, shares)
             if _is_proved(best, bounded.bound, _enough(model)):
                 best.run()
-            else:
+            elif not (is_large and _is_proved(best, bounded.bound, NEAR)):
                 _axis_by_axis(model, best, is_late)
-            settled, is_open = best.cost, len(model.nodes) <= MEDIUM
+            if is_large:  # what one value gains, it does along an axis
+                best.unsettled.clear()
+            settled, is_open = best.cost, not is_large
         learnt = _learnt(model, best)
         if known is None:
             known = best
@@ -223,6 +235,8 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
                 best = Descent(model, known.options, known.layouts, before=best)
             best.unsettle(learnt)
             best.run()
+            if is_large and known.cost - best.cost <= HOPED * known.cost:
+                break
             continue
         if kicks and not _is_proved(known, bounded.bound) and not is_late():
             best, kicks = _kicked(known), kicks - 1
@@ -275,7 +289,8 @@ def _patience(best: Descent, bound: float) -> float:
     """How many choices in a row may have nothing better than the best."""
     if len(best.model.nodes) <= MEDIUM or not best.cost:
         return PATIENCE
-    return max(LEAST_PATIENCE, min((1 - bound / best.cost) / WIDE, 1.0) * PATIENCE)
+    most = PATIENCE * MEDIUM / len(best.model.nodes) if best.model.is_tied else PATIENCE
+    return max(LEAST_PATIENCE, min((1 - bound / best.cost) / WIDE, 1.0) * most)
 
 
 def _join(best: Descent, choice: Picked) -> None:
@@ -331,7 +346,8 @@ def _axis_by_axis(model: Model, best: Descent, is_late: Callable[[], bool]) -> N
         for name in dict.fromkeys(piece.name for piece in pieces.all)
     ]
     quiet = turn = 0
-    while quiet <= len(axes) and turn < ROUNDS and not is_late():
+    most = len(axes) - (len(model.nodes) > MEDIUM)
+    while quiet <= most and turn < ROUNDS and not is_late():
         before, is_along = best.cost, quiet < len(axes)
         if is_along:
             recombine(best, along(best, axes[turn % len(axes)]))

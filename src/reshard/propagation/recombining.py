@@ -9,6 +9,7 @@ of the mesh (`along`).
 What a value is brought to, all who want it share.
 So of a value that several use a choice is how it is kept and in which options it is there besides; it pays for the
 tree of these, and who wants one of them pays nothing, and cannot want another that several might.
+What goes from one operation to one other is shared with nobody, and is kept as is cheapest between their layouts.
 Of two parts one after the other much is the same: which choices values have is kept whatever these cost (`_states`),
 and what they cost as long as prices stay (`Table.known`).
 
@@ -154,20 +155,28 @@ class _Problem:
         self._ends: list[End] = []
         self._held: list[int] = []
         self._values: dict[int, _Value] = {}
+        self._passed: list[_Passed] = []
         self._nodes = [node for node in chosen.model.nodes if self._is_open(node, part)]
         variables = {id(v): v for v in chosen.variables if len(part.options.get(id(v), ())) > 1}
         for node in self._nodes:
             for edge in node.uses:
                 picks = self._picks(edge)
                 if len(picks.options) > 1:
-                    self._uses.setdefault(id(edge.variable), []).append((edge, picks))
+                    if not edge.variable.passes:
+                        self._uses.setdefault(id(edge.variable), []).append((edge, picks))
                     variables[id(edge.variable)] = edge.variable
-            variables.update((id(edge.variable), edge.variable) for edge in node.makes)
+            for edge in node.makes:
+                variables[id(edge.variable)] = edge.variable
         for variable in variables.values():
-            value = self._values[id(variable)] = self._value(variable, part.options.get(id(variable)))
-            self._add(value.end, value.states.held)
-        for node in self._nodes:
-            self._add_node(node)
+            kept = self._kept(variable, part)
+            if variable.passes:
+                self._passed.append(_Passed(variable, variable.makers[0], variable.uses[0], kept))
+            else:
+                value = self._values[id(variable)] = self._value(variable, kept)
+                self._add(value.end, value.states.held)
+        nodes = {node.number: self._add_node(node) for node in self._nodes}
+        for passed in self._passed:
+            self._pass(passed, nodes)
 
     def improve(self) -> bool:
         """Take the best choices if that is cheaper; whether it is."""
@@ -175,16 +184,22 @@ class _Problem:
         options: dict[int, int] = {}
         layouts: dict[int, int] = {}
         nodes: list[Node] = []
-        for value in self._values.values():
-            kept = value.states.all[picked[value.end.place]].kept
-            if kept != self._chosen.options[id(value.variable)]:
-                options[id(value.variable)] = kept
-                nodes += [edge.node for edge in (*value.variable.makers, *value.variable.uses)]
         for node, end in zip(self._nodes, self._ends[len(self._values) :], strict=True):
             layout = self._layouts[node.number][picked[end.place]]
             if layout != self._chosen.layouts[node.number]:
                 layouts[node.number] = layout
                 nodes.append(node)
+        kept = [(value.variable, value.states.all[picked[value.end.place]].kept) for value in self._values.values()]
+        for passed in self._passed:
+            made, read = (
+                layouts.get(edge.node.number, self._chosen.layouts[edge.node.number])
+                for edge in (passed.maker, passed.reader)
+            )
+            kept.append((passed.variable, passed.best(made, read)))
+        for variable, option in kept:
+            if option != self._chosen.options[id(variable)]:
+                options[id(variable)] = option
+                nodes += [edge.node for edge in (*variable.makers, *variable.uses)]
         return bool(nodes) and self._chosen.try_change(options, layouts, nodes)
 
     def _add(self, end: End, held: int) -> None:
@@ -203,11 +218,15 @@ class _Problem:
         """In which options the layouts that are looked at want a value, or make it."""
         return edge.picks.of(self._layouts[edge.node.number])
 
-    def _value(self, variable: Variable, options: tuple[int, ...] | None) -> _Value:
+    def _kept(self, variable: Variable, part: PartOfChoices) -> tuple[int, ...]:
+        """The options in which it is looked at that a value is kept."""
+        own = self._chosen.options[id(variable)]
+        kept = part.options.get(id(variable), ())
+        return kept if own in kept else (*kept, own)
+
+    def _value(self, variable: Variable, kept: tuple[int, ...]) -> _Value:
         """A value with its states, and what it costs in each."""
         own = self._chosen.options[id(variable)]
-        kept = (own,) if options is None else options
-        kept = kept if own in kept else (*kept, own)
         wants = self._wants(variable)
         kinds = tuple(wants)
         states = _states(kept, own, tuple([(table.is_own, each) for (table, _), each in wants.items()]))
@@ -239,17 +258,31 @@ class _Problem:
             wants[kind] = Wants(now[kind], anyway, frozenset(several[kind]) - anyway)
         return wants
 
-    def _add_node(self, node: Node) -> None:
-        """The end of an operation, with its links."""
+    def _pass(self, passed: _Passed, nodes: Mapping[int, End]) -> None:
+        """Let those two operations, or the one of them of which several layouts are looked at, pay for a value."""
+        made, read = passed.maker.node.number, passed.reader.node.number
+        maker, reader = nodes.get(made), nodes.get(read)
+        chosen, layouts = self._chosen.layouts, self._layouts
+        costs = passed.costs(layouts.get(made) or (chosen[made],), layouts.get(read) or (chosen[read],))
+        if maker is not None and reader is not None:
+            Link(maker, reader, costs, once=self._once)
+        elif maker is not None:
+            maker.cost = maker.cost + costs[:, 0]
+        elif reader is not None:
+            reader.cost = reader.cost + costs[0]
+
+    def _add_node(self, node: Node) -> End:
+        """The end of an operation, with its links to values."""
         layouts = self._layouts[node.number]
         key = id(node.cost), layouts
         if key not in self._works:
             self._works[key] = node.cost[list(layouts)]
         end = End(node, self._works[key], np.arange(len(layouts)))
         self._add(end, layouts.index(self._chosen.layouts[node.number]))
-        self._link(end, ((edge, self._picks(edge)) for edge in node.makes))
+        self._link(end, ((edge, self._picks(edge)) for edge in node.makes if not edge.variable.passes))
         for edge in {id(edge.variable): edge for edge in node.uses}.values():
             self._link(end, (pair for pair in self._uses.get(id(edge.variable), ()) if pair[0].node is node))
+        return end
 
     def _link(self, end: End, edges: Iterable[tuple[Edge, Picks]]) -> None:
         """Link an operation to values."""
@@ -358,6 +391,39 @@ class _Value(NamedTuple):
     states: States
     kinds: tuple[Kind, ...]
     """Of its reshards."""
+
+
+class _Passed(NamedTuple):
+    """A value of a part that one operation makes and one reads: no end, but what these two pay together."""
+
+    variable: Variable
+    maker: Edge
+    """To what makes it."""
+    reader: Edge
+    """To what reads it."""
+    kept: tuple[int, ...]
+    """The options in which it may be kept."""
+
+    def costs(self, made: tuple[int, ...], read: tuple[int, ...]) -> Costs:
+        """Per layout of what makes it and layout of what reads it, what they pay, kept as is cheapest then."""
+        table, before, after = self.reader.table, self.maker.picks.of(made), self.reader.picks.of(read)
+        key = None, None, before, self.kept, after, self.maker.times, self.reader.times
+        costs = table.known.get(key)
+        if costs is None:
+            price, kept = table.price, np.array(self.kept)
+            moved = price[before.options[:, None], kept] * self.maker.times
+            brought = price[kept[:, None], after.options] * self.reader.times
+            least = np.minimum.reduce(moved[:, :, None] + brought, axis=1)
+            costs = table.remember(key, least[before.places[:, None], after.places])
+        return costs
+
+    def best(self, made: int, read: int) -> int:
+        """The option in which it is kept at the least cost between two layouts."""
+        if len(self.kept) == 1:
+            return self.kept[0]
+        price, before, after = self.reader.table.price, self.maker.picks.listed[made], self.reader.picks.listed[read]
+        times, again = self.maker.times, self.reader.times
+        return min(self.kept, key=lambda kept: price.item(before, kept) * times + price.item(kept, after) * again)
 
 
 def _subsets(free: Sequence[tuple[int, int]], times: int) -> Iterator[tuple[tuple[int, int], ...]]:
