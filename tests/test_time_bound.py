@@ -118,6 +118,15 @@ def test_cuts_are_what_boxes_and_links_say() -> None:
     assert proved > DRAWN // 2
 
 
+def test_no_bound_is_known_of_what_stays_partial() -> None:
+    """All values may be combined near by and cross once: 8 classes of 8 KiB at a byte/s take 8,192 s apart."""
+    mesh = Mesh.of(x=2, y=8)
+    network = Network((Level(1, 8, "switch", 100, 0), Level(8, 2, "switch", 1, 0)))
+    source, target = (Sharding.of(mesh, axes, None, unreduced="y") for axes in ("x", None))
+    priced = plan(source, target, (64, 64), "int32", network=network)
+    assert 0 == priced.lower_bound_seconds < (priced.seconds or 0) < 2000
+
+
 def test_no_device_and_no_host_has_a_better_cut() -> None:
     """Of the devices alone and the hosts, the checker finds nothing that the package missed."""
     rng = random.Random(2)

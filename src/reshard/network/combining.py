@@ -42,7 +42,7 @@ from reshard.network.crossing import Placed, Sides, cells_of
 from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.pricing import check_reach
-from reshard.problem import Reshard, becomes_unreduced
+from reshard.problem import Reshard
 from reshard.refinement import Role, Unreduced
 from reshard.tables import bytes_text, rate_text
 from reshard.tiling import Tiling
@@ -95,7 +95,8 @@ def least_transfers(reshard: Reshard, network: Network) -> Transfers | None:
     """The transfers that take longest, of those tried; None where no values are combined, or no bound is known.
 
     Args:
-        reshard: what is to be moved. Of values that become partial, and of windows that are summed, no bound is known.
+        reshard: what is to be moved. Of values that are partial then, which may be combined on the way
+            all the same, and of windows that are summed, no bound is known.
         network: must reach all devices.
 
     Raises:
@@ -104,9 +105,7 @@ def least_transfers(reshard: Reshard, network: Network) -> Transfers | None:
     for end in (reshard.source, reshard.target):
         check_reach(network, end.mesh)
     source, target = (Tiling.of(end, reshard.shape) for end in (reshard.source, reshard.target))
-    if not source.layout.unreduced or source.layout.is_summed or becomes_unreduced(reshard.source, reshard.target):
-        return None
-    if target.layout.unreduced and not source.same_order_as(target):
+    if not source.layout.unreduced or source.layout.is_summed or target.layout.unreduced:
         return None
     sides = Sides(source, target, reshard.dtype.itemsize)
     larger = sides if sides.placed_on(network) is not None else sides.evened

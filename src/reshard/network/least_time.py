@@ -50,7 +50,7 @@ from reshard.network.crossing import Crossing, Members, Placed, Sides, crossing_
 from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.pricing import check_reach
-from reshard.problem import Reshard, becomes_unreduced
+from reshard.problem import Reshard
 from reshard.tables import bytes_text, rate_text
 from reshard.tiling import Tiling
 
@@ -115,7 +115,8 @@ def best_cut(reshard: Reshard, network: Network) -> Cut | None:
     """The cut that takes longest, of those tried; None where nothing must cross, or no bound is known.
 
     Args:
-        reshard: what is to be moved. Of values that become partial, and of windows that are summed, no bound is known.
+        reshard: what is to be moved. Of values that are partial then, which may be combined on the way
+            all the same, and of windows that are summed, no bound is known.
         network: must reach all devices.
 
     Raises:
@@ -124,9 +125,7 @@ def best_cut(reshard: Reshard, network: Network) -> Cut | None:
     for end in (reshard.source, reshard.target):
         check_reach(network, end.mesh)
     source, target = (Tiling.of(end, reshard.shape) for end in (reshard.source, reshard.target))
-    if not network.levels or source.layout.is_summed or becomes_unreduced(reshard.source, reshard.target):
-        return None
-    if target.layout.unreduced and not source.same_order_as(target):
+    if not network.levels or source.layout.is_summed or target.layout.unreduced:
         return None
     return best_common_cut([Sides(source, target, reshard.dtype.itemsize)], network)
 

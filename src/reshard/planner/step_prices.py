@@ -171,9 +171,7 @@ class StepPrices:
     def _rings(self) -> list[Digit]:
         """Those of the network along which neighbours hand on, and whose places are digits of the position."""
         rings = [level.digit for level in self.network.levels if level.link == "ring" and level.size > 2]
-        return [
-            ring for ring in rings if prod(digit.size for digit in self.digits if digit.lies_in(ring)) == ring.size
-        ]
+        return [ring for ring in rings if prod(digit.size for digit in self.digits if digit.lies_in(ring)) == ring.size]
 
     def _ring_of_change(self, before: DigitRoles, after: DigitRoles) -> Digit | None:
         """The ring along which all changes."""

@@ -270,7 +270,8 @@ class Plan(ReshardWork):
         """Seconds that no plan goes below on the network as described, latencies left out; None without one.
 
         `time_cut` proves it, or `time_transfers` where there are any.
-        0 where nothing must move, and where no bound is known: where values become partial, and windows are summed.
+        0 where nothing must move, and where no bound is known: where values are partial in the end, and windows are
+        summed.
 
         >>> from reshard.mesh import Mesh
         >>> from reshard.network import Network

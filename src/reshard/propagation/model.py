@@ -202,9 +202,8 @@ class Model:
         """Per value its variable."""
         graph = self.net.graph
         variables: list[Variable] = []
-        carried = [
-            (n, operation.operands[1].number) for n, operation in enumerate(graph.operations) if operation.name == "last"
-        ]
+        lasts = [operation for operation in graph.operations if operation.name == "last"]
+        carried = [(operation.result.number, operation.operands[1].number) for operation in lasts]
         ties = [(one.number, other.number) for one, other in graph.ties]
         tied = first_alike(len(graph.operations), [*ties, *carried])
         for number, operation in enumerate(graph.operations):
