@@ -279,7 +279,9 @@ def _combined_inside(source: Sharding, middle: Sharding, boundary: int) -> Shard
             parts = Digits([*whole.within(of_hosts), *whole.within(of_devices)])
             digits += (parts if parts.size == whole.size else whole).primes()
         dims.append(dim_cuts(mesh, [(digit.size, None if digit in waiting else digit) for digit in digits]))
-    return Sharding.of(mesh, *dims, unreduced=between, reduction=source.reduction)
+    with suppress(ReshardError):  # what stays partial may cut a dim too
+        return Sharding.of(mesh, *dims, unreduced=between, reduction=source.reduction)
+    return None
 
 
 def _spread(

@@ -106,8 +106,8 @@ def taking_over(program: Builder) -> list[tuple[Value, Value]]:
     for value, like in sorted(likes.items(), key=lambda wish: len(wish[1])):
         number = next((n for n in like if n in left), None)
         if number is not None:
-            before = left.pop(number)
-            if before not in program.annotations or value not in program.annotations:
+            before, made = left.pop(number), program.operations[value.number].operands[0]
+            if before not in program.annotations or program.annotations.keys().isdisjoint((value, made)):
                 pairs.append((before, value))
     return pairs
 
