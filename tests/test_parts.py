@@ -14,7 +14,7 @@ from time_bounds import NETWORKS, pairs
 
 from reshard import Mesh, Network, Plan, ReshardError, Sharding, parse_sharding, plan
 from reshard.network import Level
-from reshard.numpy.tiles import run
+from reshard.numpy.tiles import gather, run
 from reshard.planner.relay import relay
 from reshard.problem import Reshard
 
@@ -236,3 +236,16 @@ def test_a_bound_where_nothing_is_combined() -> None:
     mesh, network = Mesh.of(a=6), Network((Level(1, 3, "ring", 7, 0), Level(3, 2, "ring", 1, 0)))
     source = Sharding.of(mesh, None, None, unreduced="a:(1)3")
     assert plan(source, Sharding.of(mesh, None, None), (2, 0), network=network).lower_bound_seconds == 0
+
+
+def test_cuts_that_what_stays_partial_is_in() -> None:
+    """Nothing is combined inside hosts first where the blocks that they would have are of devices that stay apart."""
+    mesh = Mesh.of(a=24)
+    links = [(1, 2, 7), (2, 2, 7), (4, 2, 2), (8, 3, 1)]
+    network = Network(tuple(Level(stride, size, "ring", speed, 0) for stride, size, speed in links))
+    source = Sharding.of(mesh, None, None, unreduced="a:(1)6")
+    target = Sharding.of(mesh, None, "a:(1)2", unreduced="a:(2)12")
+    made = plan(source, target, (12, 24), "int32", network=network)
+    parts = [np.full(made.shape, 10**part, np.int32) for part in range(6)]
+    tiles = run(made, oracle.partial_tiles(parts, source))
+    np.testing.assert_array_equal(gather(tiles, target, made.shape), sum(parts))

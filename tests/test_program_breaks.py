@@ -211,3 +211,23 @@ def test_a_network_of_one_device() -> None:
     program.output(program.op("ij,jk->ik", a, b))
     for placed in (program.propagate(rs.Network(())), program.search(network=rs.Network(())).best):
         assert (placed.seconds, placed.is_proved) == (0.0, True)
+
+
+def test_a_search_ties_no_state_whose_end_is_said_otherwise() -> None:
+    """Of a program whose result takes the place of an input, but is constrained where it is made."""
+    program = Program(Mesh.of(x=3, y=2))
+    a, b = program.input("a", (3, 3), "f32", Sharding.of(program.mesh, None, "y")), program.input("b", (3, 3))
+    wanted = Sharding.of(program.mesh, None, "x")
+    out = program.output(program.constrain(program.op("ij,ij->ij", a, b, name="add"), wanted), result="out")
+    best = program.search().best
+    assert best.sharding(out) == wanted
+    assert best.sharding(a) == Sharding.of(program.mesh, None, "y")
+
+
+@pytest.mark.parametrize("cut", [("x", None), (None, "x"), (None, None)])
+def test_what_is_padded_may_be_empty(cut: tuple[str | None, ...]) -> None:
+    program = Program(Mesh.of(x=4))
+    a = program.input("a", (0, 3), "float32", Sharding.of(program.mesh, "x", None))
+    program.output(program.pad(a, [3, 1], [2, 0], 5), Sharding.of(program.mesh, *cut), result="out")
+    made = rs.numpy.run_program(program.propagate(), {"a": np.zeros((0, 3), np.float32)})["out"]
+    np.testing.assert_array_equal(made, np.full((5, 4), 5, np.float32))

@@ -323,6 +323,10 @@ class _Computation:
     def padded(self) -> Any:
         """More elements, or fewer, in dims of which the device has all; in others the window reaches as far."""
         attribute = self.operation.attribute
+        if 0 in self.operation.operands[0].shape:  # of which no device has a window: all is filled
+            shape, (tile,) = self.extents.shapes[-1], self.tiles
+            none, ones = (0,) * len(shape), (1,) * len(shape)
+            return self.verbs.pad(self.verbs.slice(tile, none, none, ones), none, shape, attribute("value", 0))
         tile = self.window_of(0, attribute("value", 0))
         if not tile.shape:
             return tile
