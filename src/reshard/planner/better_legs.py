@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.candidates import at_once, candidates, collectives, level_strides
 from reshard.planner.policy import best_first, shrinks_first
@@ -44,7 +45,10 @@ def _with_one_better_leg(plan: Plan, network: Network) -> Plan | None:
         if len(steps) == 1 and steps[0].kind in SETTLED:
             continue
         reshard = replace(plan.reshard, source=steps[0].before, target=steps[-1].after)
-        timed = _ways(reshard, network, is_step=len(steps) == 1)
+        try:
+            timed = _ways(reshard, network, is_step=len(steps) == 1)
+        except ReshardError:  # the one step has pieces too many to be priced
+            continue
         if min(way.seconds for way in timed) < sum((plan.step_seconds or ())[start:stop]) * (1 - 1e-9):
             leg = best_first(list(fastest(timed, RoutePrices.of(reshard, network), Options(network))))[0]
             return replace(plan, steps=(*plan.steps[:start], *leg.steps, *plan.steps[stop:]))

@@ -43,7 +43,8 @@ from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.refinement import refine
 from reshard.sharding import Sharding
-from reshard.steps import Route, Share, Step, chain_through, chains_of, step_of
+from reshard.steps import Route, Share, Step, chains_of, step_of
+from reshard.tiling import Tiling
 
 LOGGER = logging.getLogger("reshard")
 NEAR = 1.1
@@ -183,7 +184,7 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         if more:
             more += [other for way in more for other in prices.timed_along(way)] if along else []
             best, timed = _best_of(more, prices, options, best, timed, along=along), [*timed, *more]
-    if reshard.source.unreduced and _is_far_from_least(best):
+    if reshard.source.unreduced and (_is_of_boxes(timed, reshard) or _is_far_from_least(best)):
         more = _others(timed, _moved_by_themselves(timed, prices, options), prices)
         best = _best_of(more, prices, options, best, timed)
     elif _is_far_from_least(best):
@@ -198,6 +199,14 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
 def _others(timed: Sequence[TimedRoute], routes: Iterable[Route], prices: RoutePrices) -> list[TimedRoute]:
     """Routes with what they take, those left out that are known already or cannot be made."""
     return timed_routes(prices, [*(way.route for way in timed), *routes])[len(timed) :]
+
+
+def _is_of_boxes(timed: Sequence[TimedRoute], reshard: Reshard) -> bool:
+    """Whether some steps go box by box, in more messages than where tiles are even and cuts nest."""
+    before, after = (tiling.layout for tiling in reshard.tilings)
+    middles = dict.fromkeys(middle for way in timed for middle in way.route.middles)
+    tilings = (*reshard.tilings, *(Tiling.of(middle, reshard.shape) for middle in middles))
+    return not all(tiling.is_even() for tiling in tilings) or refine(before, after, reshard.shape) is None
 
 
 def _is_far_from_least(plan: Plan) -> bool:
@@ -217,15 +226,18 @@ def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
 
 def _moved_by_themselves(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> list[Route]:
     """Ways that combine partial values first, and then go as a tensor goes that is combined already."""
-    middles: dict[Sharding, Route] = {}
+    leading: dict[Sharding, dict[Route, None]] = {}
     for way in sorted(timed, key=lambda way: way.seconds):
-        if len(way.route.middles) == 1 and not way.route.middles[0].unreduced:
-            middles.setdefault(way.route.middles[0], way.route)
+        for number, middle in enumerate(way.route.middles):
+            if not middle.unreduced:
+                leading.setdefault(middle, {})[Route(way.route.middles[:number], way.route.near)] = None
+                break
     routes = []
-    for middle, route in list(middles.items())[:COMBINED]:
-        first = chain_through(replace(prices.reshard, target=middle), near=route.near)
+    for middle, firsts in list(leading.items())[:COMBINED]:
         rest = _fastest(replace(prices.reshard, source=middle), prices.network, options)
-        routes += [Route(steps=(*first, *map(_keeping_nothing, share.steps))) for share in rest.shares]
+        for first in firsts:
+            steps = first.chain(replace(prices.reshard, target=middle))
+            routes += [Route(steps=(*steps, *map(_keeping_nothing, share.steps))) for share in rest.shares]
     return routes
 
 
