@@ -12,6 +12,7 @@ from functools import lru_cache
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.candidates import at_once, candidates, collectives, level_strides
+from reshard.planner.fewer_messages import one_axis_apart
 from reshard.planner.policy import best_first, shrinks_first
 from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
@@ -68,8 +69,8 @@ def _legs(count: int) -> list[tuple[int, int]]:
 def _ways(reshard: Reshard, network: Network, *, is_step: bool) -> list[TimedRoute]:
     """The candidates, their legs as they are.
 
-    Between points that one step joins: that step, near replicas sending or not, and the collectives, unless no way of
-    two starts can take less.
+    Between points that one step joins: that step, near replicas sending or not, and the collectives, or an axis inside
+    hosts apart, unless no way of two starts can take less.
     """
     prices = RoutePrices.of(reshard, network)
     if not is_step:
@@ -78,7 +79,8 @@ def _ways(reshard: Reshard, network: Network, *, is_step: bool) -> list[TimedRou
     timed = timed_routes(prices, steps)
     if prices.least_seconds(2) >= min(way.seconds for way in timed):
         return timed
-    return timed_routes(prices, [*steps, *collectives(prices)])
+    others = one_axis_apart(prices, min(way.seconds for way in timed)) if prices.by_digits else ()
+    return timed_routes(prices, [*steps, *collectives(prices), *others])
 
 
 cache_clear = _ways.cache_clear

@@ -30,7 +30,7 @@ from reshard.notation.described import array_said, check_settled, described, dty
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, at_once, candidates, gathered
 from reshard.planner.evened import chain_ended_inside, evened_shape, whole_steps
-from reshard.planner.fewer_messages import in_fewer_messages
+from reshard.planner.fewer_messages import in_fewer_messages, one_axis_apart
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
@@ -173,11 +173,11 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         more = [other for way in timed for other in prices.timed_along(way)]
         best, timed = _best_of(more, prices, options, best, timed, along=True), [*timed, *more]
     seconds = best.seconds or 0.0
-    if not routes and seconds and prices.by_digits and prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES:
+    is_small = prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES
+    if not routes and seconds and prices.by_digits:
         sooner = seconds - network.call_s
-        more = [
-            way for way in _others(timed, in_fewer_messages(timed, prices, seconds), prices) if way.seconds < sooner
-        ]
+        others = in_fewer_messages(timed, prices, seconds) if is_small else one_axis_apart(prices, seconds)
+        more = [way for way in _others(timed, others, prices) if way.seconds < sooner]
         best = _best_of(more, prices, options, best, timed) if more else best
     if prices.by_digits and parts_a_ring(reshard, network) and seconds > FAR * (best.lower_bound_seconds or 0.0):
         more = _others(timed, placed_anew(prices, seconds * MIXED, along=along), prices)
