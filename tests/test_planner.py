@@ -271,7 +271,7 @@ def test_with_latency_a_gather_that_saves_messages_comes_first(source: Any, midd
         plan(start, stop, (2048, 2048), network="h100-16x8")
         for start, stop in ((ends[0], ends[2]), (ends[0], ends[1]), (ends[1], ends[2]))
     )
-    assert [step.kind for step in direct.steps] == ["AllGather", "Exchange"]
+    assert direct.steps[0].kind == "AllGather"
     assert (direct.seconds or 0) <= ((first.seconds or 0) + (second.seconds or 0)) * (1 + 1e-9)
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.candidates import at_once, candidates, collectives, level_strides
+from reshard.planner.fewer_messages import one_axis_apart
 from reshard.planner.policy import best_first, shrinks_first
 from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
@@ -44,7 +46,10 @@ def _with_one_better_leg(plan: Plan, network: Network) -> Plan | None:
         if len(steps) == 1 and steps[0].kind in SETTLED:
             continue
         reshard = replace(plan.reshard, source=steps[0].before, target=steps[-1].after)
-        timed = _ways(reshard, network, is_step=len(steps) == 1)
+        try:
+            timed = _ways(reshard, network, is_step=len(steps) == 1)
+        except ReshardError:  # the one step has pieces too many to be priced
+            continue
         if min(way.seconds for way in timed) < sum((plan.step_seconds or ())[start:stop]) * (1 - 1e-9):
             leg = best_first(list(fastest(timed, RoutePrices.of(reshard, network), Options(network))))[0]
             return replace(plan, steps=(*plan.steps[:start], *leg.steps, *plan.steps[stop:]))
@@ -64,8 +69,8 @@ def _legs(count: int) -> list[tuple[int, int]]:
 def _ways(reshard: Reshard, network: Network, *, is_step: bool) -> list[TimedRoute]:
     """The candidates, their legs as they are.
 
-    Between points that one step joins: that step, near replicas sending or not, and the collectives, unless no way of
-    two starts can take less.
+    Between points that one step joins: that step, near replicas sending or not, and the collectives, or an axis inside
+    hosts apart, unless no way of two starts can take less.
     """
     prices = RoutePrices.of(reshard, network)
     if not is_step:
@@ -74,7 +79,8 @@ def _ways(reshard: Reshard, network: Network, *, is_step: bool) -> list[TimedRou
     timed = timed_routes(prices, steps)
     if prices.least_seconds(2) >= min(way.seconds for way in timed):
         return timed
-    return timed_routes(prices, [*steps, *collectives(prices)])
+    others = one_axis_apart(prices, min(way.seconds for way in timed)) if prices.by_digits else ()
+    return timed_routes(prices, [*steps, *collectives(prices), *others])
 
 
 cache_clear = _ways.cache_clear

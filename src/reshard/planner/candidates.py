@@ -224,8 +224,10 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Collection[
             yield Route(on_the_way)
             if reshard.tilings[0].is_even():
                 yield Route(on_the_way, near=1)  # each device combines what it needs, in half the messages
-        scattered = refinements(source, [*combined, *source.unused_axes()], target, shape)
-        for number, middle in enumerate(islice(scattered, TRIED)):
+        cut_by = [*combined, *source.unused_axes()]
+        scattered = list(islice(refinements(source, cut_by, target, shape), TRIED))
+        scattered = scattered or list(islice(refinements(source, cut_by, target, shape, evenly=False), TRIED))
+        for number, middle in enumerate(scattered):
             yield Route((middle,))
             for boundary in sorted(hosts) if number < COMBINED else ():
                 inner = _combined_inside(source, middle, boundary)
@@ -301,9 +303,11 @@ def _spread(
 
 
 def refinements(
-    sharding: Sharding, axes: Iterable[Axis], beside: Sharding, shape: tuple[int, ...]
+    sharding: Sharding, axes: Iterable[Axis], beside: Sharding, shape: tuple[int, ...], *, evenly: bool = True
 ) -> Iterator[Sharding]:
-    """The sharding with its dims cut further by all of `axes`, evenly: each the dim that it cuts in `beside`, or any.
+    """The sharding with its dims cut further by all of `axes`: each the dim that it cuts in `beside`, or any.
+
+    Evenly, or in no more parts than there are elements.
 
     >>> from reshard.mesh import Mesh
     >>> mesh = Mesh.of(x=2, y=2)
@@ -328,7 +332,7 @@ def refinements(
         piece = pieces[count]
         for number in [homes[piece]] if piece in homes else range(len(shape)):
             cut = parts[number] * piece.size_in(sizes[piece.name])
-            if shape[number] % cut == 0:
+            if shape[number] % cut == 0 or (not evenly and cut <= shape[number]):
                 behind = number + 1
                 yield from placed(
                     (*added[:number], (*added[number], piece), *added[behind:]), [*parts[:number], cut, *parts[behind:]]

@@ -4,6 +4,8 @@
     gather apart    what an exchange would share out is gathered, and sliced then: in an exchange a device sends every
                     other what that needs of it, in messages that wait for one another; a gather goes level by level,
                     or from neighbour to neighbour, in fewer, and a slice takes nothing
+    one axis apart  an axis inside hosts changes by itself, first or last: what then crosses between hosts goes to one
+                    device of each, not to all
 
 By hand, 2 hosts of 2 devices, 1 s a message, from rows by both axes to columns by `y`: every device sends to the three
 others, or gathers in its host and between hosts, which is two messages.
@@ -26,6 +28,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
+from reshard.axis import Axis, merged
+from reshard.digits import Digit
+from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.planner.candidates import by_levels, kept_cuts
 from reshard.planner.route_prices import RoutePrices, TimedRoute
@@ -34,6 +39,8 @@ from reshard.steps import Route
 
 ABOUT = 1.05
 """Ways that take up to so many times the least are looked at."""
+FURTHER = 1.15
+"""Ways that take up to so many times what two steps take at the least are seldom made better by an axis apart."""
 SOONER = 1e-9
 """By which part of what a step takes a gather must take less."""
 
@@ -49,6 +56,50 @@ def in_fewer_messages(timed: Sequence[TimedRoute], prices: RoutePrices, limit_s:
     with suppress(ReshardError):  # digits without names
         yield from by_levels(prices, 1 / limit_s)
     yield from _gathered_apart(timed, prices)
+    yield from one_axis_apart(prices, limit_s)
+
+
+def one_axis_apart(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
+    """The ways by what is an end but for an axis inside hosts, where a limit is far above what two steps take.
+
+    The last axis of a dim lies on another instead, or one that the target does not use cuts it, and is gathered.
+
+    >>> from reshard.mesh import Mesh
+    >>> from reshard.network import Network
+    >>> from reshard.problem import Reshard
+    >>> mesh = Mesh.of(h=2, g=8)
+    >>> reshard = Reshard.of(Sharding.of(mesh, "h", "g"), Sharding.of(mesh, None, ("h", "g")), (64, 64))
+    >>> for way in one_axis_apart(RoutePrices.of(reshard, Network.preset("h100-2x8")), 1.0):
+    ...     print(*(middle.text() for middle in way.middles))
+    [{"h", "g"}, {}]
+    [{"g"}, {"h"}]
+    """
+    source, target = prices.ends
+    levels = prices.network.levels
+    host = next((outer.stride for inner, outer in pairwise(levels) if outer.bandwidth < inner.bandwidth), 0)
+    if not host or source.mesh != target.mesh or source.is_woven or target.is_woven:
+        return
+    if prices.least_seconds(2) * FURTHER > limit_s:
+        return
+    inside = Digit(1, host)
+    middles = [*_of_one_axis(source, (), inside), *_of_one_axis(target, target.unused_axes(), inside)]
+    for middle in dict.fromkeys(middles):
+        if middle not in prices.ends and prices.of_steps.roles_of(middle) is not None:
+            yield Route((middle,))
+
+
+def _of_one_axis(sharding: Sharding, more: Sequence[Axis], inside: Digit) -> Iterator[Sharding]:
+    """The sharding with the last axis of a dim on another, or with one of others more, if it lies inside a digit."""
+    mesh, dims = sharding.mesh, [dim.axes for dim in sharding.dims]
+    moving = [(dim, axes[-1]) for dim, axes in enumerate(dims) if axes]
+    for home, axis in [*moving, *((None, axis) for axis in more)]:
+        rest = [axes[:-1] if dim == home else axes for dim, axes in enumerate(dims)]
+        for other in range(len(dims)) if mesh.digit_of(axis).lies_in(inside) else ():
+            if other != home:
+                cutting = [(*axes, axis) if dim == other else axes for dim, axes in enumerate(rest)]
+                yield Sharding(
+                    mesh, tuple(DimSharding(merged(axes, mesh.sizes)) for axes in cutting), uneven=sharding.uneven
+                )
 
 
 def _gathered_apart(timed: Sequence[TimedRoute], prices: RoutePrices) -> Iterator[Route]:

@@ -26,11 +26,12 @@ from reshard.collectives.one_axis import one_axis_chain
 from reshard.errors import ReshardError
 from reshard.garbage import uncollected
 from reshard.network import Network, forget_steps
+from reshard.network.pricing import uses_of
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, at_once, candidates, gathered
 from reshard.planner.evened import chain_ended_inside, evened_shape, whole_steps
-from reshard.planner.fewer_messages import in_fewer_messages
+from reshard.planner.fewer_messages import in_fewer_messages, one_axis_apart
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
@@ -43,7 +44,8 @@ from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.refinement import refine
 from reshard.sharding import Sharding
-from reshard.steps import Route, Share, Step, chain_through, chains_of, step_of
+from reshard.steps import Route, Share, Step, chains_of, step_of
+from reshard.tiling import Tiling
 
 LOGGER = logging.getLogger("reshard")
 NEAR = 1.1
@@ -175,19 +177,20 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         more = [other for way in timed for other in prices.timed_along(way)]
         best, timed = _best_of(more, prices, options, best, timed, along=True), [*timed, *more]
     seconds = best.seconds or 0.0
-    if not routes and seconds and prices.by_digits and is_small(reshard):
+    if not routes and seconds and prices.by_digits:
         sooner = seconds - network.call_s
-        more = [
-            way for way in _others(timed, in_fewer_messages(timed, prices, seconds), prices) if way.seconds < sooner
-        ]
+        others = in_fewer_messages(timed, prices, seconds) if is_small(reshard) else one_axis_apart(prices, seconds)
+        more = [way for way in _others(timed, others, prices) if way.seconds < sooner]
         best = _best_of(more, prices, options, best, timed) if more else best
     if prices.by_digits and parts_a_ring(reshard, network) and seconds > FAR * (best.lower_bound_seconds or 0.0):
         more = _others(timed, placed_anew(prices, seconds * MIXED, along=along), prices)
         if more:
             more += [other for way in more for other in prices.timed_along(way)] if along else []
             best, timed = _best_of(more, prices, options, best, timed, along=along), [*timed, *more]
-    if reshard.source.unreduced and (is_small(reshard) or _is_far_from_least(best)):
-        more = _others(timed, _moved_by_themselves(timed, prices, options, best.seconds or 0.0), prices)
+    is_of_boxes = bool(reshard.source.unreduced) and _is_of_boxes(timed, reshard)
+    if reshard.source.unreduced and (is_small(reshard) or is_of_boxes or _is_far_from_least(best)):
+        count = COMBINED if is_of_boxes or not is_small(reshard) else 1
+        more = _others(timed, _moved_by_themselves(timed, prices, options, best.seconds or 0.0, count), prices)
         best = _best_of(more, prices, options, best, timed)
     elif _is_far_from_least(best):
         best = with_shares(best, timed, finely=True, along=along)
@@ -201,6 +204,14 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
 def _others(timed: Sequence[TimedRoute], routes: Iterable[Route], prices: RoutePrices) -> list[TimedRoute]:
     """Routes with what they take, those left out that are known already or cannot be made."""
     return timed_routes(prices, [*(way.route for way in timed), *routes])[len(timed) :]
+
+
+def _is_of_boxes(timed: Sequence[TimedRoute], reshard: Reshard) -> bool:
+    """Whether some steps go box by box, in more messages than where tiles are even and cuts nest."""
+    before, after = (tiling.layout for tiling in reshard.tilings)
+    middles = dict.fromkeys(middle for way in timed for middle in way.route.middles)
+    tilings = (*reshard.tilings, *(Tiling.of(middle, reshard.shape) for middle in middles))
+    return not all(tiling.is_even() for tiling in tilings) or refine(before, after, reshard.shape) is None
 
 
 def _is_far_from_least(plan: Plan) -> bool:
@@ -219,26 +230,30 @@ def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
 
 
 def _moved_by_themselves(
-    timed: Sequence[TimedRoute], prices: RoutePrices, options: Options, limit_s: float
+    timed: Sequence[TimedRoute], prices: RoutePrices, options: Options, limit_s: float, count: int
 ) -> list[Route]:
     """Ways that combine partial values first, and then go as a tensor goes that is combined already.
 
-    They are combined where that is soonest, and small tensors where they are; where all this takes less than a limit.
+    They are combined where that is soonest, at so many places, and small tensors where they are, unless one step after
+    another takes as long as a limit then.
     """
-    source, routes = prices.reshard.source, list[Route]()
-    nears: dict[Sharding, list[int]] = {}
+    leading: dict[Sharding, dict[Route, None]] = {}
     for way in sorted(timed, key=lambda way: way.seconds):
-        if len(way.route.middles) == 1 and not way.route.middles[0].unreduced:
-            nears.setdefault(way.route.middles[0], []).append(way.route.near)
-    in_place = [middle for middle in nears if middle.dims == source.dims]
-    for middle in dict.fromkeys([*list(nears)[:1], *in_place] if is_small(prices.reshard) else [*nears][:COMBINED]):
-        seconds = {near: prices.seconds_through((source, middle), near) for near in nears[middle]}
-        near, after = min(seconds, key=lambda near: seconds[near]), replace(prices.reshard, source=middle)
-        if seconds[near] + RoutePrices.of(after, prices.network).least_seconds(1) >= limit_s:
-            continue
-        first = chain_through(replace(prices.reshard, target=middle), near=near)
-        rest = _fastest(after, prices.network, options)
-        routes += [Route(steps=(*first, *map(_keeping_nothing, share.steps))) for share in rest.shares]
+        for number, middle in enumerate(way.route.middles):
+            if not middle.unreduced:
+                leading.setdefault(middle, {})[Route(way.route.middles[:number], way.route.near)] = None
+                break
+    reshard, network, routes = prices.reshard, prices.network, list[Route]()
+    in_place = [middle for middle in leading if middle.dims == reshard.source.dims and is_small(reshard)]
+    for middle in dict.fromkeys([*list(leading)[:count], *in_place]):
+        after = replace(reshard, source=middle)
+        chains = [first.chain(replace(reshard, target=middle)) for first in leading[middle]]
+        if is_small(reshard):
+            left_s = limit_s - RoutePrices.of(after, network).least_seconds(1)
+            chains = [chain for chain in chains if sum(use.seconds for use in uses_of(chain, network)) < left_s]
+        for share in _fastest(after, network, options).shares if chains else ():
+            rest = tuple(map(_keeping_nothing, share.steps))
+            routes += [Route(steps=(*chain, *rest)) for chain in chains]
     return routes
 
 
