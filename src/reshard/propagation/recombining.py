@@ -155,7 +155,7 @@ class _Problem:
         self._ends: list[End] = []
         self._held: list[int] = []
         self._values: dict[int, _Value] = {}
-        self._passed: list[_Passed] = []
+        self._passed: list[_PassedValue] = []
         self._nodes = [node for node in chosen.model.nodes if self._is_open(node, part)]
         variables = {id(v): v for v in chosen.variables if len(part.options.get(id(v), ())) > 1}
         for node in self._nodes:
@@ -170,7 +170,7 @@ class _Problem:
         for variable in variables.values():
             kept = self._kept(variable, part)
             if variable.passes:
-                self._passed.append(_Passed(variable, variable.makers[0], variable.uses[0], kept))
+                self._passed.append(_PassedValue(variable, variable.makers[0], variable.uses[0], kept))
             else:
                 value = self._values[id(variable)] = self._value(variable, kept)
                 self._add(value.end, value.states.held)
@@ -258,7 +258,7 @@ class _Problem:
             wants[kind] = Wants(now[kind], anyway, frozenset(several[kind]) - anyway)
         return wants
 
-    def _pass(self, passed: _Passed, nodes: Mapping[int, End]) -> None:
+    def _pass(self, passed: _PassedValue, nodes: Mapping[int, End]) -> None:
         """Let those two operations, or the one of them of which several layouts are looked at, pay for a value."""
         made, read = passed.maker.node.number, passed.reader.node.number
         maker, reader = nodes.get(made), nodes.get(read)
@@ -393,7 +393,7 @@ class _Value(NamedTuple):
     """Of its reshards."""
 
 
-class _Passed(NamedTuple):
+class _PassedValue(NamedTuple):
     """A value of a part that one operation makes and one reads: no end, but what these two pay together."""
 
     variable: Variable
