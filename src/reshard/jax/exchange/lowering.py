@@ -134,9 +134,11 @@ def _after(step: Step, device: Device, tile: jax.Array, kept: jax.Array | None) 
 
 
 def _combines_in_rounds(step: Step) -> bool:
+    if not step.moves or step.moves[0].reduction is None:
+        return False
     exchange = step.moves[0].exchange
     is_in_groups = isinstance(exchange, DigitExchange) and exchange.is_in_groups
-    return step.moves[0].reduction is not None and not is_in_groups and not exchange.target.layout.has_windows
+    return not is_in_groups and not exchange.target.layout.has_windows
 
 
 def _moved(move: Move, device: Device, tile: jax.Array, kept: jax.Array | None = None) -> DeviceRun:
