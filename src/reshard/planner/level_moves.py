@@ -90,8 +90,6 @@ class LevelGraph(NamedTuple):
     """Per step, per byte of the tensor."""
     latencies_s: Floats
     """Likewise the latencies, however little is sent."""
-    streams: NDArray[np.bool_]
-    """Likewise whether bytes stream meanwhile, so that the longer of both counts."""
 
 
 @dataclass(frozen=True)
@@ -133,37 +131,34 @@ class LevelWays:
         return cls(reshard, common.of_positions, by_dim, graph)
 
     @cached_property
-    def _besides(self) -> Floats:
-        """Per step what it costs besides: without end where its tiles are larger than those of both ends."""
+    def _seconds(self) -> Floats:
+        """Per step, of the whole tensor; without end where its tiles are larger than those of both ends."""
         graph = self.graph
-        tiles = graph.tiles * self._size_bytes
+        size = prod(self.reshard.shape) * self.reshard.dtype.itemsize
+        tiles = graph.tiles * size
         fits = tiles <= max(tiles[0], tiles[-1], SMALL_BYTES)
-        return np.where(fits[graph.starts] & fits[graph.stops], PER_STEP, np.inf)
+        return np.where(fits[graph.starts] & fits[graph.stops], graph.seconds * size + graph.latencies_s, np.inf)
 
-    @property
-    def _size_bytes(self) -> int:
-        return prod(self.reshard.shape) * self.reshard.dtype.itemsize
-
-    def _seconds(self, parts: int) -> Floats:
-        """Per step, of the whole tensor in so many parts."""
-        graph = self.graph
-        bytes_s, latencies_s = graph.seconds * self._size_bytes, graph.latencies_s * parts
-        return np.where(graph.streams, np.maximum(bytes_s, latencies_s), bytes_s + latencies_s)
+    @cached_property
+    def _costs(self) -> tuple[Floats, Floats]:
+        """Per step the seconds that have a price, and what it costs besides: without end where it cannot be taken."""
+        is_taken = np.isfinite(self._seconds)
+        return np.where(is_taken, self._seconds, 0.0), np.where(is_taken, PER_STEP, np.inf)
 
     @cached_property
     def _first_steps(self) -> Positions:
         """Per state that steps lead to, the first of these."""
         return np.unique(self.graph.stops, return_index=True)[1]
 
-    def cheapest(self, prices: Sequence[float], parts: int = 1) -> tuple[int, ...] | None:
+    def cheapest(self, prices: Sequence[float]) -> tuple[int, ...] | None:
         """The way that costs least where a second of each level has a price, as steps; None where there is no way.
 
         Args:
             prices: per level; those at which the whole costs about 1.
-            parts: in how many the tensor goes, each with latencies of its own.
         """
         graph, first = self.graph, self._first_steps
-        costs = self._seconds(parts) * np.asarray(prices, dtype=np.float64)[graph.levels] + self._besides
+        seconds, besides = self._costs
+        costs = seconds * np.asarray(prices, dtype=np.float64)[graph.levels] + besides
         reached = graph.stops[first]
         best = np.full(len(graph.states), np.inf)
         best[0] = 0.0
@@ -183,10 +178,10 @@ class LevelWays:
             state = int(graph.starts[steps[-1]])
         return tuple(steps[::-1])
 
-    def loads(self, path: tuple[int, ...], parts: int = 1) -> Floats:
-        """Per level the seconds that a way takes; `parts` is that of `cheapest`."""
+    def loads(self, path: tuple[int, ...]) -> Floats:
+        """Per level the seconds that a way takes."""
         steps = list(path)
-        weights, count = self._seconds(parts)[steps], self.graph.level_count
+        weights, count = self._seconds[steps], self.graph.level_count
         return np.asarray(np.bincount(self.graph.levels[steps], weights, count), dtype=np.float64)
 
     def middles(self, path: tuple[int, ...], *, apart: bool = False) -> list[Sharding]:
@@ -272,7 +267,7 @@ def _graph(
     numbered_states = np.full([len(listed) for listed in choices], -1)  # states by the choices of all levels
     numbered_states[tuple(places.T)] = np.arange(len(chosen))
     shards = np.ones(len(chosen), dtype=np.int64)
-    steps: list[tuple[Positions, Positions, Floats, Floats, NDArray[np.bool_]]] = []
+    steps: list[tuple[Positions, Positions, Floats, Floats]] = []
     for number, (level, numbers, listed) in enumerate(zip(network.levels, inside, choices, strict=True)):
         sizes = [digits[n].size for n in numbers]
         parts = [prod(size for size, role in zip(sizes, roles, strict=True) if role is not None) for roles in listed]
@@ -285,10 +280,10 @@ def _graph(
         alike = np.moveaxis(numbered_states, number, -1).reshape(-1, len(listed))  # but for this level, a row each
         is_state = alike >= 0
         rows, before, after = np.nonzero(is_state[:, :, None] & is_state[:, None, :] & moves.leads)
-        taken = moves.seconds[before, after], moves.latencies_s[before, after], moves.streams[before, after]
+        taken = moves.seconds[before, after], moves.latencies_s[before, after]
         steps.append((alike[rows, before], alike[rows, after], *taken))
     levels = np.repeat(np.arange(len(steps)), [len(starts) for starts, *_ in steps])
-    starts, stops, seconds, latencies_s, streams = (np.concatenate(column) for column in zip(*steps, strict=True))
+    starts, stops, seconds, latencies_s = (np.concatenate(column) for column in zip(*steps, strict=True))
     tiles = 1 / shards
     latencies_s += network.launch_s * (seconds > 0)
     seconds *= tiles[starts]
@@ -296,7 +291,7 @@ def _graph(
     starts, stops, levels = (column[by_stop] for column in (starts, stops, levels))
     states = _states(choices, chosen, [n for numbers in inside for n in numbers])
     switches = frozenset(number for number, level in enumerate(network.levels) if level.is_switch)
-    timed = seconds[by_stop], latencies_s[by_stop], streams[by_stop]
+    timed = seconds[by_stop], latencies_s[by_stop]
     return LevelGraph(states, tiles, starts, stops, levels, len(steps), switches, *timed)
 
 
@@ -375,8 +370,6 @@ class LevelLoad(NamedTuple):
     seconds: float
     """Per byte of a tile."""
     latency_s: float
-    streams: bool = False
-    """Whether bytes stream meanwhile, so that the longer of both counts."""
 
 
 class LevelMoves(NamedTuple):
@@ -387,7 +380,6 @@ class LevelMoves(NamedTuple):
     seconds: Floats
     """Per byte of a tile."""
     latencies_s: Floats
-    streams: NDArray[np.bool_]
 
 
 @lru_cache(CACHED)
@@ -408,7 +400,7 @@ def _moves(
     for place in places.tolist():
         before, after = (choices[number] for number in divmod(place, len(choices)))
         loads.append(None if before == after else _load(level, digits, *_renumbered(before, after), along))
-    columns = zip(*[(load is not None, *(load or (0.0, 0.0, False))) for load in loads], strict=True)
+    columns = zip(*[(load is not None, *(load or (0.0, 0.0))) for load in loads], strict=True)
     return LevelMoves(*(np.array(column)[numbers.reshape(kinds.shape)] for column in columns))
 
 
@@ -477,7 +469,7 @@ def _load_at_own_value(level: Level, digits: tuple[Digit, ...], before: Roles, a
                 tile *= prod([digit.size for digit in group])
             seconds += load.seconds * tile
             latency_s += load.latency_s
-    return LevelLoad(seconds, latency_s, streams=not level.is_switch and not (moved and gathered))
+    return LevelLoad(seconds, latency_s)
 
 
 @lru_cache(CACHED)
