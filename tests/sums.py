@@ -38,10 +38,8 @@ def small_sums(count: int, seed: int) -> Iterator[tuple[Plan, dict[int, NDArray[
         source, target = drawn(mesh, rng)
         if source.unreduced:
             count -= 1
-            network, shape = (
-                rng.choice(["h100-8", "h100-2x4", "tpu-v5e-2x4", "tpu-v4p-2x2x2"]),
-                rng.choice([(8, 8), (5, 12)]),
-            )
+            network = rng.choice(["h100-8", "h100-2x4", "tpu-v5e-2x4", "tpu-v4p-2x2x2"])
+            shape = rng.choice([(8, 8), (5, 12)])
             made = plan(source, target, shape, "float32", network=network)
             parts = [fresh.random(shape, np.float32) for _ in range(oracle.class_count(source))]
             yield made, oracle.partial_tiles(parts, source)

@@ -87,6 +87,17 @@ def test_replicas_that_combine_by_themselves_are_equal_to_the_bit() -> None:
     assert by_themselves > 5
 
 
+def test_values_become_partial_whoever_combines() -> None:
+    """A step that moves nothing combines nothing either."""
+    mesh = rs.Mesh.of(x=2, y=4)
+    reshard = Reshard.of(rs.Sharding.of(mesh, None), rs.Sharding.of(mesh, None, unreduced="y"), (8,), "f32")
+    plan = Plan(reshard, (Step(reshard, near=1),), Options())
+    tiles = oracle.tiles(np.arange(8, dtype=np.float32), plan.source)
+    expected, found = rs.numpy.run(plan, tiles), run(plan, tiles)
+    for device, tile in expected.items():
+        np.testing.assert_array_equal(found[device], tile)
+
+
 def assert_runs(plan: Plan) -> None:
     """Every device gets what the oracle says."""
     array = np.arange(prod(plan.shape), dtype=np.float32).reshape(plan.shape)

@@ -113,9 +113,8 @@ def test_small_values_are_combined_in_half_the_messages() -> None:
 @pytest.mark.parametrize("name", ["h100-2x4", "tpu-v5e-4x4", "tpu-v5p-4x4x4"])
 def test_no_sum_is_sooner_in_place_and_then_moved(name: str) -> None:
     """A third sharding, that of the source with all summed, makes nothing cheaper."""
-    mesh = Mesh.of(
-        **{"h100-2x4": {"a": 2, "b": 4}, "tpu-v5e-4x4": {"a": 4, "b": 4}}.get(name, {"a": 4, "b": 4, "c": 4})
-    )
+    sizes = {"h100-2x4": (2, 4), "tpu-v5e-4x4": (4, 4), "tpu-v5p-4x4x4": (4, 4, 4)}[name]
+    mesh = Mesh.of(**dict(zip("abc", sizes, strict=False)))
     rng = Random(name)
     for _ in range(40):
         source, target = drawn(mesh, rng)

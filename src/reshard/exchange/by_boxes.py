@@ -241,10 +241,10 @@ class BoxExchange(Exchange):
         mine = np.flatnonzero(cells.receiver == position - self._copies[copy])
         senders = self._senders(cells, mine, np.full_like(mine, copy))
         names = self.source.mesh.devices
-        rows = zip(self.combined.index_of(senders).tolist(), senders.tolist(), cells.boxes(mine), strict=True)
-        return [
-            piece for _, piece in sorted([(value, Piece(names[sender], device, box, 0)) for value, sender, box in rows])
-        ]
+        values = self.combined.index_of(senders).tolist()  # what is combined comes in their order on all devices
+        rows = zip(values, senders.tolist(), cells.boxes(mine), strict=True)
+        in_order = sorted([(value, Piece(names[sender], device, box, 0)) for value, sender, box in rows])
+        return [piece for _, piece in in_order]
 
     def outgoing(self, device: int) -> list[Piece]:
         if device not in self.source.mesh:

@@ -313,13 +313,13 @@ class DigitExchange(Exchange):
             steps = [(value + turn) % size - value for turn in range(size)]
             senders = _moved(senders, steps, digits[i].stride, self.common.source_roles[i])
         place = self._at(self.spread).index_of(position)
-        order: Sequence[int] = range(len(senders))
+        numbered = list(enumerate(senders))
         if self.combined:  # in one order on all devices, so that replicas are equal bit for bit
-            order = sorted(order, key=lambda number: self.combined.index_of(senders[number].position))
+            numbered.sort(key=lambda pair: self.combined.index_of(pair[1].position))
         return [
-            Piece(devices[senders[number].position], device, box, number * self.spread_values + place)
-            for number in order
-            for box in self._boxes(senders[number].corner)
+            Piece(devices[sender], device, box, number * self.spread_values + place)
+            for number, (sender, corner) in numbered
+            for box in self._boxes(corner)
         ]
 
     def outgoing(self, device: int) -> list[Piece]:

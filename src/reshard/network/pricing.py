@@ -442,11 +442,8 @@ def _all_reduce_use(step: Step, itemsize: float, network: Network) -> Use | None
     tile = prod(step.before.local_shape(step.shape)) * itemsize
     if not tile:
         return Use.of_nothing(network)
-    is_gathered = len(step.moves) == 1
-    seconds = (
-        staged_all_gather(stages, tile * exchange.combined.size) if is_gathered else 2 * staged_all_gather(stages, tile)
-    )
-    return _use_of_stages(seconds, stages, network)
+    times, gathered = (1, tile * exchange.combined.size) if len(step.moves) == 1 else (2, tile)
+    return _use_of_stages(times * staged_all_gather(stages, gathered), stages, network)
 
 
 @lru_cache(CACHED)

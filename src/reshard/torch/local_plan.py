@@ -112,9 +112,7 @@ class LocalPlan:
 
         def pack(number: int, tile: torch.Tensor) -> PostHop:
             is_last = number + 1 == len(self.exchanges)
-            ends = watch
-            if watch is not UNWATCHED:
-                ends = Watch(watch.before_read if number == 0 else None, watch.after_write if is_last else None)
+            ends = Watch(watch.before_read if number == 0 else None, watch.after_write if is_last else None)
             return self.exchanges[number].pack(tile, out if is_last else None, workspace, ends, first)
 
         breaking = BreakingOff(self.words)
