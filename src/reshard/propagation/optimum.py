@@ -29,6 +29,7 @@ from reshard.propagation.dual import Dual, Picked, Shares
 from reshard.propagation.expanding import cheapest, expand
 from reshard.propagation.fixpoint import Flow
 from reshard.propagation.known_options import flowing
+from reshard.propagation.lower_bound import LowerBound
 from reshard.propagation.model import SAME, Model
 from reshard.propagation.nodes import Besides
 from reshard.propagation.recombining import along, between, recombine
@@ -97,12 +98,17 @@ class Optimum(NamedTuple):
     """Per value, by its number, and sharding in which it is wanted, that from which it is brought there."""
     cost: float
     """Of what the goal adds up, reshard by reshard."""
-    bound: float
+    least: LowerBound
     """What no choice costs less than."""
     picked: Numbered
     """The choice in numbers of the model."""
     chains: Mapping[int, Contracted] = MappingProxyType({})
     """Per operation that is contracted two operands at a time, by its number."""
+
+    @property
+    def bound(self) -> float:
+        """What no choice costs less than, found when it is first asked for."""
+        return self.least.cost
 
 
 def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) -> Optimum:
@@ -122,20 +128,26 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
     small = model.tied(classes) if is_tied else model
     bounded = Bounded(small, MOST_PASSED if deadline is None else inf)
     best = _searched(small, bounded, flows, is_late)
-    if is_tied:
-        alike = model.tied(classes, kinds_of(model, classes))
-        options = {
-            id(own): best.options[id(shared)] for own, shared in zip(alike.variables, small.variables, strict=True)
-        }
-        shares = moved(alike, of_kinds(alike, bounded.shares, classes), Picked(options, best.layouts))
+    if not is_tied:
+        return _explained(model, best, LowerBound.known(model.bound_of(bounded.bound)))
+    alike = model.tied(classes, kinds_of(model, classes))
+    options = {id(own): best.options[id(shared)] for own, shared in zip(alike.variables, small.variables, strict=True)}
+    picked = Picked(options, best.layouts)
+
+    def of_the_whole() -> float:
+        shares = moved(alike, of_kinds(alike, bounded.shares, classes), picked)
         whole = CopiedDual(model, alike, classes, shares)
         whole.begin(bounded.handed)
         whole.run(WHOLE_TURNS, is_late, GROWTH)
-        chosen = _explained(alike, Descent(alike, options, best.layouts), model.bound_of(whole.bound), classes)
-        for each in (small, alike):
-            each.dissolve()
-        return chosen
-    return _explained(model, best, model.bound_of(bounded.bound))
+        alike.dissolve()
+        return model.bound_of(whole.bound)
+
+    least = LowerBound(of_the_whole)
+    chosen = _explained(alike, Descent(alike, *picked), least, classes)
+    if deadline is not None:  # which is for the bound too
+        _ = least.cost
+    small.dissolve()
+    return chosen
 
 
 def changed(
@@ -186,7 +198,7 @@ def changed(
     picked = {node.number: known.layouts[classes[node.number] if is_tied else node.number] for node in model.nodes}
     for each in (charged, small):
         each.dissolve()
-    return _explained(model, Descent(model, free, picked), best.bound)
+    return _explained(model, Descent(model, free, picked), best.least)
 
 
 def crossed(model: Model, best: Optimum, other: Optimum, may: Callable[[Optimum], bool]) -> Optimum:
@@ -198,7 +210,7 @@ def crossed(model: Model, best: Optimum, other: Optimum, may: Callable[[Optimum]
     descent = Descent(model, chosen[0], dict(chosen[1]))
 
     def explained(now: Descent) -> Optimum:
-        return _explained(model, Descent(model, now.options, now.layouts), best.bound)
+        return _explained(model, Descent(model, now.options, now.layouts), best.least)
 
     descent.cross(theirs[0], dict(theirs[1]), lambda now: may(explained(now)))
     return explained(descent)
@@ -382,13 +394,13 @@ def _learnt(model: Model, best: Descent) -> set[Table]:
     return learnt
 
 
-def _explained(model: Model, best: Descent, bound: float, classes: Sequence[int] | None = None) -> Optimum:
+def _explained(model: Model, best: Descent, least: LowerBound, classes: Sequence[int] | None = None) -> Optimum:
     """A choice in shardings and compute layouts.
 
     Args:
         model: the program, or what is alike in it.
         best: the choice.
-        bound: what no choice costs less than.
+        least: what no choice costs less than.
         classes: per operation the number of the first one of those that are computed alike; its own unless given.
     """
     net = model.net
@@ -432,7 +444,7 @@ def _explained(model: Model, best: Descent, bound: float, classes: Sequence[int]
         layouts = {number: layouts[first] for number, first in enumerate(classes) if first in layouts}
         numbers = {number: numbers[first] for number, first in enumerate(classes) if first in numbers}
     picked = Numbered([best.options[id(variable)] for variable in model.variables], dict(numbers))
-    return Optimum(shardings, layouts, origins, best.cost, max(bound, 0.0), picked)
+    return Optimum(shardings, layouts, origins, best.cost, least, picked)
 
 
 def paid_for(model: Model, best: Optimum) -> dict[int, float]:

@@ -39,6 +39,7 @@ from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Net
 from reshard.propagation.graph import Graph
 from reshard.propagation.handing_on import HandingOn, is_handed_on
+from reshard.propagation.lower_bound import LowerBound
 from reshard.propagation.memory import Held, held, tile_bytes
 from reshard.propagation.optimum import Optimum
 from reshard.propagation.placement_page import placement_drawing, placement_page
@@ -53,6 +54,7 @@ PROVED = 1e-7
 
 SPANS = re.compile(r"(window\(-?\d+:-?\d+, -?\d+:-?\d+,)(?: -?\d+:-?\d+,){2,}")
 """Of a window the spans, of which a table has the first two."""
+NOTHING = LowerBound.known(0.0)
 REGION = "shard_map"
 """The operation whose attributes tell what its body receives, by collective."""
 LARGEST = 4
@@ -82,8 +84,8 @@ class Placement(Graph):
     """What was made least."""
     cost: float = 0.0
     """What the goal adds up, reshard by reshard: seconds, or bytes with the work that is weighed in."""
-    bound: float = 0.0
-    """What no placement costs less than, in the space that `reshard.propagation.space` states."""
+    least: LowerBound = field(default=NOTHING, repr=False, compare=False)
+    """What no placement costs less than, once somebody asks."""
     without_rule: Counter[str] = field(default_factory=Counter)
     signature: Any = None
     memory_limit: int | None = None
@@ -155,6 +157,11 @@ class Placement(Graph):
     def flops(self) -> int:
         """Operations of the busiest device."""
         return sum(self.work.values())
+
+    @property
+    def bound(self) -> float:
+        """What no placement costs less than, in the space that `reshard.propagation.space` states."""
+        return min(self.least.cost, self.cost)
 
     @property
     def is_proved(self) -> bool:
@@ -408,7 +415,7 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
     cost = best.cost if chooser.goal.is_sum else float(floor(best.cost * (1 + WHOLE)))  # less work is no byte
     return Placement(
         dict(program.meshes), tuple(placing.operations), placing.shardings, placing.plans, placing.work,
-        placing.touched, placing.reasons, chooser.goal, cost, min(best.bound, cost), Counter(program.without_rule),
+        placing.touched, placing.reasons, chooser.goal, cost, best.least, Counter(program.without_rule),
         program.signature,
     )  # fmt: skip
 

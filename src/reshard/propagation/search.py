@@ -217,7 +217,7 @@ class LayoutSearch:
         for flow in self.beginnings if not self._is_late() else ():
             narrow = copy(self)
             narrow.model, narrow.beginnings = self.model.keeping(flow), ()
-            start = narrow.best(flow)._replace(bound=best.bound)
+            start = narrow.best(flow)._replace(least=best.least)
             placed = narrow.placed(start, limits)
             yield start, placed
             yield from narrow.smaller(start, placed, limits)

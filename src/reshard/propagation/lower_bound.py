@@ -1,0 +1,49 @@
+"""What no choice costs less than, found when it is first asked for.
+
+Of a program of which much is alike the bound is that of the whole, which takes a tenth of the time of a placement, and
+whoever only runs the program never asks.
+Until then it holds what it is found of; a copy of it is only the number.
+
+>>> bound = LowerBound(lambda: 6 * 7.0)
+>>> bound.cost, bound.cost
+(42.0, 42.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import RLock
+
+from reshard.garbage import uncollected
+
+
+class LowerBound:
+    """A bound to be found.
+
+    Args:
+        find: what finds it, once.
+    """
+
+    def __init__(self, find: Callable[[], float]) -> None:
+        self._find: Callable[[], float] | None = find
+        self._cost = 0.0
+        self._lock = RLock()
+
+    @classmethod
+    def known(cls, cost: float) -> LowerBound:
+        """One that is found."""
+        bound = cls(lambda: cost)
+        bound.cost  # noqa: B018  # which lets go of what finds it
+        return bound
+
+    @property
+    def cost(self) -> float:
+        """What no choice costs less than."""
+        with self._lock:
+            if self._find is not None:
+                with uncollected():
+                    self._cost, self._find = max(self._find(), 0.0), None
+            return self._cost
+
+    def __reduce__(self) -> tuple[Callable[[float], LowerBound], tuple[float]]:
+        return LowerBound.known, (self.cost,)
