@@ -236,6 +236,12 @@ class Net:
         """The kinds of its dims."""
         return Kinds(self.graph, self.rules, self.weights)
 
+    def forget(self) -> None:
+        """Let go of what runs have looked up."""
+        for looked_up in (self._wishes, self._growths, self._state_ids):
+            looked_up.clear()
+        self.__dict__.pop("_blank", None)
+
     def runs(self, until_priority: int | None) -> list[Flow]:
         """Propagation from all annotations at once; where there is a choice, also with some ahead in turn."""
         flows = [self.run(until_priority)]

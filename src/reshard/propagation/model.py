@@ -135,6 +135,15 @@ class Model:
             variable.makers.clear()
             variable.uses.clear()
 
+    def forget(self) -> None:
+        """Let go of what a search has read out of prices, and of layouts; they stay."""
+        for table in self._tables.values():
+            table.known.clear()
+            table.trees.clear()
+        for layouts in self._layouts.values():
+            for picks in layouts.picks:
+                picks.forget()
+
     def _tied_variables(self, kinds: Sequence[int]) -> list[Variable]:
         """Per value the variable of all that are of its kind."""
         members: dict[int, list[int]] = {}

@@ -132,12 +132,11 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
         return _explained(model, best, LowerBound.known(model.bound_of(bounded.bound)))
     alike = model.tied(classes, kinds_of(model, classes))
     options = {id(own): best.options[id(shared)] for own, shared in zip(alike.variables, small.variables, strict=True)}
-    picked = Picked(options, best.layouts)
+    picked, shares, handed = Picked(options, best.layouts), bounded.shares, bounded.handed
 
     def of_the_whole() -> float:
-        shares = moved(alike, of_kinds(alike, bounded.shares, classes), picked)
-        whole = CopiedDual(model, alike, classes, shares)
-        whole.begin(bounded.handed)
+        whole = CopiedDual(model, alike, classes, moved(alike, of_kinds(alike, shares, classes), picked))
+        whole.begin(handed)
         whole.run(WHOLE_TURNS, is_late, GROWTH)
         alike.dissolve()
         return model.bound_of(whole.bound)

@@ -305,6 +305,8 @@ def place(
     fitting = search.within(best, search.placed(best, limits), limits)
     placed = min((placed for _, placed in fitting), key=lambda each: each.cost)
     search.model.dissolve()
+    search.model.forget()
+    search.net.forget()
     return replace(placed, memory_limit=limits.memory, work_limit=limits.work)
 
 

@@ -62,6 +62,10 @@ class Picks:
             part = self._parts[layouts] = Picks(self.numbers[list(layouts)])
         return part
 
+    def forget(self) -> None:
+        """Let go of these."""
+        self._parts.clear()
+
     @cached_property
     def order(self) -> Numbers:
         """The layouts in the order of their options."""
