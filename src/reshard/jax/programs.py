@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -78,6 +78,8 @@ from reshard.sharding import Sharding
 SMALL_BYTES = 1 << 14
 """Up to tiles of this size reshards go together: larger ones take longer to be put into a row than a collective does
 to start, on 8 devices of a CPU; where it is otherwise XLA joins them itself."""
+MOST_KNOWN = 1024
+"""Of how many reshards that are not alike the traces are kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,20 +363,33 @@ def moved_together(plans: Sequence[Plan], device: Device, tiles: Sequence[Any]) 
     Their collectives go as one where they are alike.
     """
 
-    def run(plans: Sequence[Plan], position: Any, tiles: Sequence[Any]) -> list[Any]:
-        own = device._replace(position=position)
-        return run_together([on_device(plan, own, tile) for plan, tile in zip(plans, tiles, strict=True)], own.names)
+    if not jnp.issubdtype(tiles[0].dtype, np.inexact):
+        return _moved_alike(plans, device, tiles)
+    results: list[Any] = _linear(tuple(plans), device.names)(device.position, list(tiles))
+    return results
+
+
+def _moved_alike(plans: Sequence[Plan], device: Device, tiles: Sequence[Any]) -> list[Any]:
+    runs = [on_device(plan, device, tile) for plan, tile in zip(plans, tiles, strict=True)]
+    return run_together(runs, device.names)
+
+
+@lru_cache(MOST_KNOWN)
+def _linear(plans: tuple[Plan, ...], names: tuple[str, ...]) -> Callable[[Any, list[Any]], list[Any]]:
+    """The same with derivatives, from the device's position and its tiles; traced once for all reshards alike."""
 
     def forth(position: Any, tiles: Sequence[Any]) -> list[Any]:
-        return run(plans, position, tiles)
+        return _moved_alike(plans, Device(names, position), tiles)
 
     def back(position: Any, cotangents: Sequence[Any]) -> list[Any]:
-        return run([plan.transpose() for plan in plans], position, cotangents)
+        return _moved_alike([plan.transpose() for plan in plans], Device(names, position), cotangents)
 
-    if not jnp.issubdtype(tiles[0].dtype, np.inexact):
-        return forth(device.position, tiles)
-    results: list[Any] = linear_call(forth, back, device.position, list(tiles))
-    return results
+    @jax.jit
+    def reshard(position: Any, tiles: list[Any]) -> list[Any]:
+        moved: list[Any] = linear_call(forth, back, position, tiles)
+        return moved
+
+    return reshard
 
 
 def _is_extreme(plan: Plan) -> bool:
