@@ -11,6 +11,7 @@ import json
 import pickle
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -40,7 +41,7 @@ from reshard.dim_sharding import DimSharding
 from reshard.dtypes import DTYPES, DType
 from reshard.errors import CODES, ReshardError
 from reshard.exchange import Piece
-from reshard.garbage import uncollected
+from reshard.garbage import MANY, uncollected
 from reshard.layout import Layout
 from reshard.mesh import Mesh
 from reshard.planner import CACHED_PLANS, cache_clear, plan
@@ -509,6 +510,26 @@ def in_threads(work: Callable[[int], Any], threads: int = 8) -> list[Any]:
 
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(begin, range(threads)))
+
+
+def test_much_that_was_made_at_work_counts_as_old() -> None:
+    """It is not gone through soon after; a full collection finds what of it is garbage."""
+
+    class Ring:
+        """Which holds itself."""
+
+        def __init__(self) -> None:
+            self.own = self
+
+    gc.collect()
+    with uncollected():
+        kept = [[number] for number in range(MANY)]
+        ring = weakref.ref(Ring())
+    assert not gc.get_count()[0] > len(kept) // 2
+    gc.collect(1)
+    assert ring() is not None
+    gc.collect()
+    assert ring() is None
 
 
 def test_garbage_is_collected_again_after_the_last_at_work() -> None:

@@ -331,6 +331,8 @@ class ArrayExtents:
         if self.operation.pattern is None:
             return list(tiles)
         rule, cleared = operation_rule(self.operation), list(tiles)
+        if LabelRole.REDUCED not in rule.roles:
+            return cleared
         for term, tile in enumerate(tiles):
             for dim, group in enumerate(rule.terms[term]):
                 has_window = self.shardings[term].dims and self.shardings[term].dims[dim].window
@@ -362,7 +364,6 @@ def moved_together(plans: Sequence[Plan], device: Device, tiles: Sequence[Any]) 
 
     Their collectives go as one where they are alike.
     """
-
     if not jnp.issubdtype(tiles[0].dtype, np.inexact):
         return _moved_alike(plans, device, tiles)
     results: list[Any] = _linear(tuple(plans), device.names)(device.position, list(tiles))

@@ -22,10 +22,12 @@ class LowerBound:
 
     Args:
         find: what finds it, once.
+        let_go: what takes apart, after that or where nobody has asked, what it is found of.
     """
 
-    def __init__(self, find: Callable[[], float]) -> None:
+    def __init__(self, find: Callable[[], float], let_go: Callable[[], None] = lambda: None) -> None:
         self._find: Callable[[], float] | None = find
+        self._let_go = let_go
         self._cost = 0.0
         self._lock = RLock()
 
@@ -43,7 +45,12 @@ class LowerBound:
             if self._find is not None:
                 with uncollected():
                     self._cost, self._find = max(self._find(), 0.0), None
+                    self._let_go()
             return self._cost
+
+    def __del__(self) -> None:
+        if self._find is not None:
+            self._let_go()
 
     def __reduce__(self) -> tuple[Callable[[float], LowerBound], tuple[float]]:
         return LowerBound.known, (self.cost,)

@@ -138,10 +138,9 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
         whole = CopiedDual(model, alike, classes, moved(alike, of_kinds(alike, shares, classes), picked))
         whole.begin(handed)
         whole.run(WHOLE_TURNS, is_late, GROWTH)
-        alike.dissolve()
         return model.bound_of(whole.bound)
 
-    least = LowerBound(of_the_whole)
+    least = LowerBound(of_the_whole, alike.dissolve)
     chosen = _explained(alike, Descent(alike, *picked), least, classes)
     if deadline is not None:  # which is for the bound too
         _ = least.cost
