@@ -55,9 +55,11 @@ class _Way(NamedTuple):
 def with_own_parts(placed: Placement) -> Placement:
     """The placed program in which parts are made of what is less than they are, and not cut out of what is whole."""
     parts = _Parts(placed)
+    if not any(parts.is_made_anew(placed.operations[value.number]) for value in placed.plans):
+        return placed
     for operation in placed.operations:
         parts.go_on(operation)
-    return parts.placed() if parts.is_other else placed
+    return parts.placed()
 
 
 class _Parts:
@@ -74,21 +76,27 @@ class _Parts:
         """Per value of the old placement, how it lies and the block in which it is read, its part."""
         self.ways: dict[tuple[Value, Sharding, Block | None], _Way] = {}
         self.names = {value.name for value in old.values}
-        self.is_other = False
 
     def placed(self) -> Placement:
         """The placement."""
         return replace(self.old, operations=tuple(self.operations), shardings=self.shardings, plans=self.plans)
 
+    def is_made_anew(self, operation: Operation) -> bool:
+        """Whether it cuts out a part that is to be made of less."""
+        plan = self.old.plans.get(operation.result)
+        if plan is None or [step.kind for step in plan.steps] != ["Slice"]:
+            return False
+        (operand,) = operation.operands
+        return self.way(operand, self.old.shardings[operation.result], operation.block).operands is not None
+
     def go_on(self, operation: Operation) -> None:
         """The next operation of the old placement."""
         result, plan = operation.result, self.old.plans.get(operation.result)
         sharding = self.old.shardings[result]
-        if plan is not None and [step.kind for step in plan.steps] == ["Slice"]:
+        if self.is_made_anew(operation):
             (operand,) = operation.operands
-            if self.way(operand, sharding, operation.block).operands is not None:
-                self.now[result], self.is_other = self.part(operand, sharding, operation.block), True
-                return
+            self.now[result] = self.part(operand, sharding, operation.block)
+            return
         operands = [self.now[operand] for operand in operation.operands]
         self.now[result] = self.add(operation, operands, sharding, result.name)
         if plan is not None:
