@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -428,6 +430,26 @@ def test_copies_are_bounded_as_they_are_one_by_one(seed: int) -> None:
     assert copies.bound == pytest.approx(one_by_one.bound, rel=2e-2)
     choice = {id(own): option for own, option in zip(model.variables, best.picked.options, strict=True)}
     assert best.cost == pytest.approx(Descent(model, choice, dict(best.picked.layouts)).cost)
+
+
+def test_the_bound_of_all_copies_is_found_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once; within a time limit at once, which is for it too; of a copy it is only the number."""
+    found: list[CopiedDual] = []
+
+    class Counted(CopiedDual):
+        """Which is counted."""
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            found.append(self)
+
+    monkeypatch.setattr("reshard.propagation.optimum.CopiedDual", Counted)
+    program = stack(np.random.default_rng(0))
+    later, at_once = program.propagate(), program.propagate(seconds=60)
+    assert len(found) == 1
+    assert 0 < later.bound == at_once.bound == pickle.loads(pickle.dumps(later)).bound
+    assert (later.is_proved, later.lower_bound_bytes) == (at_once.is_proved, at_once.lower_bound_bytes)
+    assert len(found) == 2
 
 
 def test_a_stream_is_cut_along_features_where_its_scales_are() -> None:

@@ -263,7 +263,9 @@ class Model:
                     rent = sum(rent.made if is_result else rent.wanted for rent in own)
                     rent /= max(often * variable.count, 1.0)  # a loop may have no turns
                 is_one = is_result and operation.name in IDENTICAL  # what is wanted and what is kept are one
-                table = self._table(variable.number, options, rent, is_result=is_result, is_one=is_one)
+                table = variable.table
+                if rent or is_one or options is not variable.options:
+                    table = self._table(variable.number, options, rent, is_result=is_result, is_one=is_one)
                 edge = Edge(node, place, variable, options, table, layouts.picks[place], often, is_result=is_result)
                 (node.makes if is_result else node.uses).append(edge)
                 (variable.makers if is_result else variable.uses).append(edge)
