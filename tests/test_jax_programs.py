@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from math import prod
@@ -431,6 +432,21 @@ def test_a_placed_program_makes_its_own_function() -> None:
     function = rs.jax.to_jax(program.propagate())
     arrays = [np.arange(64, dtype="float32").reshape(8, 8), np.eye(8, dtype="float32")]
     assert np.array_equal(jax.jit(function)(*arrays), arrays[0])
+
+
+def test_reshards_that_are_alike_are_traced_once() -> None:
+    """Two tensors are gathered, each by itself: one function does it for both, and one does what its gradient does."""
+    cut, whole = rs.Sharding.of(MESH, "y", None), rs.Sharding.of(MESH, None, None)
+    program = Program(MESH)
+    for name in "ab":
+        program.output(program.input(name, (256, 256), "float32", cut), whole)
+    placed = program.propagate()
+    assert [[step.kind for step in plan.steps] for plan in placed.plans.values()] == [["AllGather"], ["AllGather"]]
+    function, shape = to_jax(placed), jax.ShapeDtypeStruct((256, 256), np.float32)
+    slopes = jax.grad(lambda a, b: sum(out.sum() for out in function(a, b)), argnums=(0, 1))
+    for run, kind in ((function, "all_gather"), (slopes, "reduce_scatter")):
+        text = jax.jit(run).lower(shape, shape).as_text()
+        assert len(re.findall(rf"= \"?stablehlo\.{kind}\b", text)) == 1
 
 
 def test_a_part_of_what_is_made_of_little_is_made_by_itself() -> None:
