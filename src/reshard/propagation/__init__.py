@@ -13,6 +13,7 @@ borders.py      what is read beyond the edges of tiles, among these
 model.py        the program as one optimisation: what each pair of these costs
 ties.py         which operations are alike, so that a hundred layers are placed as one
 dual.py         what no choice costs less than, and a choice to begin with
+lower_bound.py  a bound that is found when somebody asks
 descent.py      a choice made better, with reshards shared
 optimum.py      the choice: begun, improved, and its reshards asked of the planner
 settling.py     single operations looked at again among all layouts

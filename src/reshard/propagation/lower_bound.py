@@ -34,9 +34,7 @@ class LowerBound:
     @classmethod
     def known(cls, cost: float) -> LowerBound:
         """One that is found."""
-        bound = cls(lambda: cost)
-        bound.cost  # noqa: B018  # which lets go of what finds it
-        return bound
+        return cls(lambda: cost)
 
     @property
     def cost(self) -> float:
