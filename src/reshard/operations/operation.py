@@ -97,12 +97,12 @@ class Operation:
         """How often its result is made."""
         return 1 if self.block is None else trip_count(self.scope)
 
-    @cached_property
+    @property
     def arithmetic(self) -> DType:
         """What it computes in: the widest of its operands."""
         return widest(value.dtype for value in self.operands or (self.result,))
 
-    @cached_property
+    @property
     def values(self) -> tuple[Value, ...]:
         """The operands, and last the result."""
         return (*self.operands, self.result)

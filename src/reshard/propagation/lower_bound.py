@@ -25,7 +25,7 @@ class LowerBound:
         let_go: what takes apart, after that or where nobody has asked, what it is found of.
     """
 
-    def __init__(self, find: Callable[[], float], let_go: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, find: Callable[[], float], let_go: Callable[[], None] | None = None) -> None:
         self._find: Callable[[], float] | None = find
         self._let_go = let_go
         self._cost = 0.0
@@ -43,12 +43,16 @@ class LowerBound:
             if self._find is not None:
                 with uncollected():
                     self._cost, self._find = max(self._find(), 0.0), None
-                    self._let_go()
+                    self._end()
             return self._cost
 
+    def _end(self) -> None:
+        let_go, self._let_go = self._let_go, None
+        if let_go is not None:
+            let_go()
+
     def __del__(self) -> None:
-        if self._find is not None:
-            self._let_go()
+        self._end()
 
     def __reduce__(self) -> tuple[Callable[[float], LowerBound], tuple[float]]:
         return LowerBound.known, (self.cost,)
