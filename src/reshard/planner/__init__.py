@@ -6,6 +6,7 @@
     step_prices.py      what one step takes, from what digits do before and after it
     spread.py           middles in which all devices of a host share what crosses between hosts
     fewer_messages.py   ways of fewer messages, where latencies decide
+    to_few_hosts.py     middles from which devices send to few hosts, each much at once
     better_legs.py      a plan whose parts are planned anew
     number_of_parts.py  in how many parts the steps of a plan overlap best
     policy.py           which is best: fewest bytes, then steps, then rounds; or the least time on a network

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from reshard.digits import Digits
 from reshard.network import Network
-from reshard.planner.tensor_digits import common_digits, dim_cuts, sharding_of_cuts
+from reshard.planner.tensor_digits import common_digits
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 
@@ -43,9 +43,7 @@ def digit_by_digit(reshard: Reshard, network: Network) -> list[Sharding]:
     common = common_digits(reshard, [part.stride for part in ranks])
     if common is None or not ranks.keys() >= set(common.of_positions):
         return []
-    numbered = dict(enumerate(digit for dim in common.by_dim for digit in dim))
-    cut_by = [{getattr(cut, side): number for number, cut in numbered.items()} for side in ("source", "target")]
-    before, after = ([cuts.get(digit) for digit in common.of_positions] for cuts in cut_by)
+    before, after = (list(map(common.numbers(side).get, common.of_positions)) for side in ("source", "target"))
     if None in before or None in after or before == after:
         return []
     middles = []
@@ -54,8 +52,6 @@ def digit_by_digit(reshard: Reshard, network: Network) -> list[Sharding]:
         roles = [new if is_new else old for is_new, new, old in zip(changed, after, before, strict=True)]
         if len(set(roles)) < len(roles):
             return []
-        cutting = dict(zip(roles, common.of_positions, strict=True))
-        numbers = iter(numbered)
-        dims = [[(digit.size, cutting.get(next(numbers))) for digit in dim] for dim in common.by_dim]
-        middles.append(sharding_of_cuts(reshard.source.mesh, [dim_cuts(reshard.source.mesh, dim) for dim in dims]))
+        cutting = {digit: role for digit, role in zip(common.of_positions, roles, strict=True) if role is not None}
+        middles.append(common.sharding(reshard.source.mesh, cutting))
     return middles

@@ -6,6 +6,7 @@
                     or from neighbour to neighbour, in fewer, and a slice takes nothing
     one axis apart  an axis inside hosts changes by itself, first or last: what then crosses between hosts goes to one
                     device of each, not to all
+    few hosts       devices of a host share out what leaves by where it goes (`to_few_hosts`)
 
 By hand, 2 hosts of 2 devices, 1 s a message, from rows by both axes to columns by `y`: every device sends to the three
 others, or gathers in its host and between hosts, which is two messages.
@@ -33,7 +34,9 @@ from reshard.digits import Digit
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.planner.candidates import by_levels, kept_cuts
+from reshard.planner.policy import is_small
 from reshard.planner.route_prices import RoutePrices, TimedRoute
+from reshard.planner.to_few_hosts import to_few_hosts
 from reshard.sharding import Sharding
 from reshard.steps import Route
 
@@ -53,9 +56,10 @@ def in_fewer_messages(timed: Sequence[TimedRoute], prices: RoutePrices, limit_s:
         prices: theirs.
         limit_s: what the best of them takes.
     """
-    with suppress(ReshardError):  # digits without names
-        yield from by_levels(prices, 1 / limit_s)
-    yield from _gathered_apart(timed, prices)
+    if is_small(prices.reshard):
+        with suppress(ReshardError):  # digits without names
+            yield from by_levels(prices, 1 / limit_s)
+        yield from _gathered_apart(timed, prices)
     yield from one_axis_apart(prices, limit_s)
 
 
@@ -75,17 +79,30 @@ def one_axis_apart(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
     [{"g"}, {"h"}]
     """
     source, target = prices.ends
-    levels = prices.network.levels
-    host = next((outer.stride for inner, outer in pairwise(levels) if outer.bandwidth < inner.bandwidth), 0)
+    host = _slow_boundary(prices, limit_s)
     if not host or source.mesh != target.mesh or source.is_woven or target.is_woven:
-        return
-    if prices.least_seconds(2) * FURTHER > limit_s:
         return
     inside = Digit(1, host)
     middles = [*_of_one_axis(source, (), inside), *_of_one_axis(target, target.unused_axes(), inside)]
     for middle in dict.fromkeys(middles):
         if middle not in prices.ends and prices.of_steps.roles_of(middle) is not None:
             yield Route((middle,))
+
+
+def few_hosts(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
+    """The way on which devices send to few hosts, under the same condition."""
+    host = _slow_boundary(prices, limit_s)
+    with suppress(ReshardError):  # digits without names
+        middles = to_few_hosts(prices.reshard, host) if host else ()
+        yield from [Route(middles)] if middles else []
+
+
+def _slow_boundary(prices: RoutePrices, limit_s: float) -> int:
+    """Devices per host, if hosts have a slower level and a limit is far above what two steps take; else 0."""
+    host = next(
+        (outer.stride for inner, outer in pairwise(prices.network.levels) if outer.bandwidth < inner.bandwidth), 0
+    )
+    return host if host and prices.least_seconds(2) * FURTHER <= limit_s else 0
 
 
 def _of_one_axis(sharding: Sharding, more: Sequence[Axis], inside: Digit) -> Iterator[Sharding]:

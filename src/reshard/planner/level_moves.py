@@ -52,7 +52,7 @@ from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
 from reshard.network.ring_loads import least_along
 from reshard.planner.policy import SMALL_BYTES
-from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
+from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts, share_out
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 
@@ -119,7 +119,7 @@ class LevelWays:
         common = common_digits(reshard, [level.stride for level in network.levels[1:]])
         if common is None:
             return None
-        _share_out(common.of_positions, common.by_dim)
+        share_out(common.of_positions, common.by_dim)
         numbered: dict[int, TensorDigit] = dict(enumerate(digit for dim in common.by_dim for digit in dim))
         cutting = [{getattr(cut, side): n for n, cut in numbered.items()} for side in ("source", "target", "shared")]
         roles = [tuple(map(cut_by.get, common.of_positions)) for cut_by in cutting]
@@ -231,21 +231,6 @@ class LevelWays:
         mesh = self.reshard.source.mesh
         dims = [dim_cuts(mesh, [(size, cutting.get(number)) for number, size in dim]) for dim in self.by_dim]
         return sharding_of_cuts(mesh, dims)
-
-
-def _share_out(digits: Digits, dims: list[list[TensorDigit]]) -> None:
-    """Split off a part of the tensor for every digit of the position, as far as there is room."""
-    for digit in digits:
-        rooms = [
-            (free.size, -dim, place)
-            for dim, listed in enumerate(dims)
-            for place, free in enumerate(listed)
-            if free.source is None and free.target is None and free.shared is None and free.size % digit.size == 0
-        ]
-        if rooms:
-            _, dim, place = max(rooms)
-            rest = TensorDigit(dims[-dim][place].size // digit.size, None, None)
-            dims[-dim][place : place + 1] = [TensorDigit(digit.size, None, None, digit), rest]
 
 
 @lru_cache(CACHED)

@@ -31,7 +31,7 @@ from reshard.notation.described import array_said, check_settled, described, dty
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, at_once, candidates, gathered
 from reshard.planner.evened import chain_ended_inside, evened_shape, whole_steps
-from reshard.planner.fewer_messages import in_fewer_messages, one_axis_apart
+from reshard.planner.fewer_messages import few_hosts, in_fewer_messages
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
@@ -178,10 +178,8 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         best, timed = _best_of(more, prices, options, best, timed, along=True), [*timed, *more]
     seconds = best.seconds or 0.0
     if not routes and seconds and prices.by_digits:
-        sooner = seconds - network.call_s
-        others = in_fewer_messages(timed, prices, seconds) if is_small(reshard) else one_axis_apart(prices, seconds)
-        more = [way for way in _others(timed, others, prices) if way.seconds < sooner]
-        best = _best_of(more, prices, options, best, timed) if more else best
+        best = _sooner(in_fewer_messages(timed, prices, seconds), best, timed, prices)
+        best = _sooner(few_hosts(prices, best.seconds or 0.0), best, timed, prices)
     if prices.by_digits and parts_a_ring(reshard, network) and seconds > FAR * (best.lower_bound_seconds or 0.0):
         more = _others(timed, placed_anew(prices, seconds * MIXED, along=along), prices)
         if more:
@@ -199,6 +197,13 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         twin = _fastest(replace(reshard, shape=larger), network, options)
         best = best_first([best, *_ended_inside(reshard, twin)])[0]
     return best
+
+
+def _sooner(routes: Iterable[Route], best: Plan, timed: Sequence[TimedRoute], prices: RoutePrices) -> Plan:
+    """The best plan, or that of a route which takes less whole."""
+    limit_s, further = (best.seconds or 0.0) - prices.network.call_s, list(routes)
+    more = [way for way in _others(timed, further, prices) if way.seconds < limit_s] if further else []
+    return _best_of(more, prices, best.options, best, timed) if more else best
 
 
 def _others(timed: Sequence[TimedRoute], routes: Iterable[Route], prices: RoutePrices) -> list[TimedRoute]:

@@ -14,8 +14,9 @@ By hand, 8 rows by `h` and then by `g`, wanted by `g`: of the three digits of si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 from reshard.axis import Axis
@@ -47,6 +48,22 @@ class CommonDigits(NamedTuple):
     of_positions: Digits
     by_dim: list[list[TensorDigit]]
     """Per dim its digits, major to minor: those that position digits cut, and what is left between them."""
+
+    def numbers(self, side: str) -> dict[Digit, int]:
+        """Per digit of the position, the number of the tensor's digit that it cuts on a side of `TensorDigit`."""
+        numbered = enumerate(digit for dim in self.by_dim for digit in dim)
+        return {cut_by: number for number, digit in numbered if (cut_by := getattr(digit, side)) is not None}
+
+    def sharding(self, mesh: Mesh, cutting: Mapping[Digit, int]) -> Sharding:
+        """The sharding in which digits of the position cut those of the tensor with these numbers.
+
+        Raises:
+            ReshardError: where digits have no names, or dims no such deal.
+        """
+        cut_by = {number: digit for digit, number in cutting.items()}
+        numbers = count()
+        dims = [[(digit.size, cut_by.get(next(numbers))) for digit in dim] for dim in self.by_dim]
+        return sharding_of_cuts(mesh, [dim_cuts(mesh, dim) for dim in dims])
 
 
 def common_digits(reshard: Reshard, strides: Iterable[int]) -> CommonDigits | None:
@@ -85,6 +102,21 @@ def _by_dim(common: Refinement, shape: Sequence[int]) -> list[list[TensorDigit]]
             length = cut.stride
         dims.append([digit for digit in (*digits, TensorDigit(length, None, None)) if digit.size > 1])
     return dims
+
+
+def share_out(digits: Iterable[Digit], dims: list[list[TensorDigit]]) -> None:
+    """Split off a part of the tensor for every digit of the position, as far as there is room."""
+    for digit in digits:
+        rooms = [
+            (free.size, -dim, place)
+            for dim, listed in enumerate(dims)
+            for place, free in enumerate(listed)
+            if free.source is None and free.target is None and free.shared is None and free.size % digit.size == 0
+        ]
+        if rooms:
+            _, dim, place = max(rooms)
+            rest = TensorDigit(dims[-dim][place].size // digit.size, None, None)
+            dims[-dim][place : place + 1] = [TensorDigit(digit.size, None, None, digit), rest]
 
 
 def dim_cuts(mesh: Mesh, digits: Iterable[tuple[int, Digit | None]]) -> tuple[Axis | Deal, ...]:
