@@ -25,14 +25,18 @@ from __future__ import annotations
 from itertools import pairwise
 from math import lcm, prod
 
+from reshard.axis import difference
 from reshard.errors import ReshardError
+from reshard.planner.candidates import refinements
 from reshard.plans.ended_inside import ended_inside
-from reshard.problem import Reshard
+from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
 from reshard.steps import Chain, Step, chain_through, step_of
 
-MOST = 1.1
+MOST = 1.5
 """How many times as large the larger tensor may be."""
+LONGER = 1.1
+"""How many times as long a dim may be that all axes together divide."""
 
 
 def evened_shape(reshard: Reshard) -> tuple[int, ...] | None:
@@ -47,7 +51,7 @@ def evened_shape(reshard: Reshard) -> tuple[int, ...] | None:
     for dim, size in enumerate(reshard.shape):
         cut = lcm(before.parts[dim], after.parts[dim])
         by_all, by_these = (-(-size // count) * count for count in (lcm(cut, devices), cut))
-        shape.append(by_all if by_all <= size * MOST else by_these)
+        shape.append(by_all if by_all <= size * LONGER else by_these)
     return tuple(shape) if prod(shape) <= prod(reshard.shape) * MOST else None
 
 
@@ -63,6 +67,27 @@ def chain_ended_inside(reshard: Reshard, larger: tuple[int, ...], steps: Chain) 
     larger_steps = dict(zip(pairwise(middles), steps, strict=True))
     kept = reshard.source if middles[0] == reshard.source else None
     return tuple([_along_rings(step, larger_steps.get((step.before, step.after)), kept) for step in chain])
+
+
+def combined_apart(steps: Chain) -> Chain:
+    """The chain with each step in two that combines values for all that hold some: a part each, which is gathered then.
+
+    Where blocks are of one length that takes as long, and else every device would have a message from every other.
+
+    >>> from reshard.mesh import Mesh
+    >>> mesh = Mesh.of(a=4)
+    >>> summed = Reshard.of(Sharding.of(mesh, None, unreduced="a"), Sharding.of(mesh, None), (8,))
+    >>> [step.kind for step in combined_apart(chain_through(summed))]
+    ['ReduceScatter', 'AllGather']
+    """
+    apart: list[Step] = []
+    for step in steps:
+        combined = becomes_unreduced(step.after, step.before)
+        cutting = [axis for dim in step.after.dims for axis in dim.axes]
+        spare = difference(combined, cutting, step.after.mesh.sizes) if combined and not step.after.is_woven else ()
+        middle = next(refinements(step.after, spare, step.before, step.shape), None) if spare else None
+        apart += [step] if middle is None else chain_through(step.reshard, middle)
+    return tuple(apart)
 
 
 def _along_rings(step: Step, larger: Step | None, kept: Sharding | None) -> Step:

@@ -30,7 +30,7 @@ from reshard.network.pricing import uses_of
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, at_once, candidates, gathered
-from reshard.planner.evened import chain_ended_inside, evened_shape, whole_steps
+from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shape, whole_steps
 from reshard.planner.fewer_messages import few_hosts, in_fewer_messages
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
@@ -56,6 +56,8 @@ NEARLY = 1.02
 """Up to so many times the least nothing goes along rings from neighbour to neighbour."""
 COMBINED = 2
 """How many ways to combine values are tried with all ways to move them then."""
+OWN = 4
+"""How many ways of a larger tensor are tried in the blocks of a smaller one."""
 CACHED_PLANS = 1024
 """Plans that are kept; the one that was used longest ago makes room."""
 
@@ -168,6 +170,18 @@ def _known_plans(reshard: Reshard, options: Options) -> list[Plan]:
 @lru_cache(CACHED_PLANS)
 def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
+    best, _ = _fastest_among(reshard, network, options)
+    larger = evened_shape(reshard)
+    if larger is not None:
+        twin, ways = _fastest_among(replace(reshard, shape=larger), network, options)
+        best = best_first([best, *_ended_inside(reshard, twin)])[0]
+        if is_small(reshard):
+            best = best_first([best, *_in_own_blocks(best, ways)])[0]
+    return best
+
+
+def _fastest_among(reshard: Reshard, network: Network, options: Options) -> tuple[Plan, Sequence[TimedRoute]]:
+    """The same without what a larger tensor says, and the ways that it was chosen among."""
     prices = RoutePrices.of(reshard, network)
     routes = at_once(prices)
     timed = timed_routes(prices, routes or candidates(reshard, network))
@@ -192,11 +206,7 @@ def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
         best = _best_of(more, prices, options, best, timed)
     elif _is_far_from_least(best):
         best = with_shares(best, timed, finely=True, along=along)
-    larger = evened_shape(reshard)
-    if larger is not None:
-        twin = _fastest(replace(reshard, shape=larger), network, options)
-        best = best_first([best, *_ended_inside(reshard, twin)])[0]
-    return best
+    return best, timed
 
 
 def _sooner(routes: Iterable[Route], best: Plan, timed: Sequence[TimedRoute], prices: RoutePrices) -> Plan:
@@ -268,13 +278,31 @@ def _keeping_nothing(step: Step) -> Step:
 
 
 def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
-    """The plan of a larger tensor, for one that ends inside it, where there is one."""
-    with suppress(ReshardError):  # what cannot be made is none
-        chains = [chain_ended_inside(reshard, larger.shape, share.steps) for share in larger.shares if share.steps]
-        beside = tuple(Share(steps, share.parts) for steps, share in zip(chains[1:], larger.beside, strict=False))
-        if chains:
-            whole = whole_steps(reshard, larger.shape, chains[0]) if larger.parts > 1 else (0, 0)
-            yield Plan(reshard, chains[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
+    """The plan of a larger tensor, for one that ends inside it: as it is, and with what it combines combined apart."""
+    chains = [share.steps for share in larger.shares if share.steps]
+    for variant in dict.fromkeys([tuple(chains), tuple(map(combined_apart, chains))]) if chains else ():
+        with suppress(ReshardError):  # what cannot be made is none
+            ended = [chain_ended_inside(reshard, larger.shape, steps) for steps in variant]
+            beside = tuple(Share(steps, share.parts) for steps, share in zip(ended[1:], larger.beside, strict=False))
+            whole = whole_steps(reshard, larger.shape, ended[0]) if larger.parts > 1 else (0, 0)
+            yield Plan(reshard, ended[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
+
+
+def _in_own_blocks(best: Plan, ways: Iterable[TimedRoute]) -> Iterator[Plan]:
+    """The plans through the shardings that ways of a larger tensor pass, those first that take that one least.
+
+    Args:
+        best: the plan to beat.
+        ways: of the larger tensor.
+    """
+    limit_s = best.seconds or 0.0
+    own = [way for way in ways if way.route.middles and not any(middle.is_woven for middle in way.route.middles)]
+    for way in sorted(own, key=lambda way: way.seconds)[:OWN]:
+        if way.seconds < limit_s:
+            with suppress(ReshardError):  # what cannot be made is none
+                plan = Plan(best.reshard, Route(way.route.middles, way.route.near).chain(best.reshard), best.options)
+                limit_s = min(limit_s, plan.seconds or 0.0)
+                yield plan
 
 
 def _best_of(
