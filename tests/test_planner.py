@@ -455,6 +455,19 @@ def test_by_way_of_a_third_is_no_cheaper_for_large_tensors(
             (2301, 4605),
             ('[{"b"}, {"c"}], unreduced={"a"}', '[{"a"}, {"b"}]', '[{"c"}, {"b"}]'),
         ),
+        # sliced first
+        (
+            "h100-16x8",
+            {"a": 2, "b": 8, "c": 8},
+            (573, 1147),
+            ('[{}, {"b"}]', '[{"c", "a"}, {"b"}]', '[{"c"}, {"a"}]'),
+        ),
+        (
+            "h100-16x8",
+            {"a": 4, "b": 4, "c": 2, "d": 4},
+            (576, 288),
+            ('[{}, {"d", "a"}]', '[{"b"}, {"d", "a"}]', '[{"b", "d"}, {"a"}]'),
+        ),
     ],
 )
 def test_by_way_of_a_third_is_no_cheaper_for_small_tensors(

@@ -69,6 +69,8 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
         with suppress(ReshardError):
             yield gathered(reshard)
         through_switches = any(level.is_switch for level in network.levels)  # where messages wait for one another
+        if through_switches or not prices.by_digits:
+            yield from _sliced_first(reshard)
         for middle in _gathers(prices, least) if through_switches else ():
             yield Route((middle,))
 
@@ -154,6 +156,30 @@ def gathered(reshard: Reshard) -> Route:
     if source.mesh != target.mesh or source.is_woven or target.is_woven:
         return all_gathered(reshard)
     return Route((kept_cuts(source, target),))
+
+
+def _sliced_first(reshard: Reshard) -> Iterator[Route]:
+    """The ways that slice the source by axes that it does not use, and gather then what the target cuts otherwise.
+
+    By those that the target uses: less is gathered; or by all: others help to gather.
+
+    >>> from reshard.mesh import Mesh
+    >>> mesh = Mesh.of(a=2, b=2, c=2)
+    >>> reshard = Reshard.of(Sharding.of(mesh, None, "a"), Sharding.of(mesh, ("b", "a"), None), (8, 8))
+    >>> for route in _sliced_first(reshard):
+    ...     print(*(middle.text() for middle in route.middles))
+    [{"b"}, {"a"}] [{"b"}, {}]
+    [{"b", "c"}, {"a"}] [{"b"}, {}]
+    """
+    source, target = reshard.source, reshard.target
+    if source.mesh != target.mesh or source.is_woven or target.is_woven or source.unreduced:
+        return
+    unused, sizes = source.unused_axes(), source.mesh.sizes
+    wanted = difference(unused, target.unused_axes(), sizes)
+    for axes in dict.fromkeys((wanted, unused)) if unused else ():
+        sliced = next(refinements(source, axes, target, reshard.shape, evenly=False), None) if axes else None
+        if sliced is not None:
+            yield Route((sliced, kept_cuts(sliced, target)))
 
 
 def kept_cuts(source: Sharding, target: Sharding) -> Sharding:
