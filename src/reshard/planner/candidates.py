@@ -70,8 +70,10 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
             yield gathered(reshard)
         through_switches = any(level.is_switch for level in network.levels)  # where messages wait for one another
         if through_switches or not prices.by_digits:
-            yield from _sliced_first(reshard)
-        for middle in _gathers(prices, least) if through_switches else ():
+            yield from _sliced_first(reshard, by_all=not prices.by_digits)
+        # what is left is an exchange, which starts too
+        start_s = network.launch_s + min((level.latency_s for level in network.levels), default=0.0)
+        for middle in _gathers(prices, least - start_s) if through_switches else ():
             yield Route((middle,))
 
 
@@ -158,15 +160,15 @@ def gathered(reshard: Reshard) -> Route:
     return Route((kept_cuts(source, target),))
 
 
-def _sliced_first(reshard: Reshard) -> Iterator[Route]:
+def _sliced_first(reshard: Reshard, *, by_all: bool) -> Iterator[Route]:
     """The ways that slice the source by axes that it does not use, and gather then what the target cuts otherwise.
 
-    By those that the target uses: less is gathered; or by all: others help to gather.
+    By those that the target uses: less is gathered; or by all besides: others help to gather.
 
     >>> from reshard.mesh import Mesh
     >>> mesh = Mesh.of(a=2, b=2, c=2)
     >>> reshard = Reshard.of(Sharding.of(mesh, None, "a"), Sharding.of(mesh, ("b", "a"), None), (8, 8))
-    >>> for route in _sliced_first(reshard):
+    >>> for route in _sliced_first(reshard, by_all=True):
     ...     print(*(middle.text() for middle in route.middles))
     [{"b"}, {"a"}] [{"b"}, {}]
     [{"b", "c"}, {"a"}] [{"b"}, {}]
@@ -176,7 +178,7 @@ def _sliced_first(reshard: Reshard) -> Iterator[Route]:
         return
     unused, sizes = source.unused_axes(), source.mesh.sizes
     wanted = difference(unused, target.unused_axes(), sizes)
-    for axes in dict.fromkeys((wanted, unused)) if unused else ():
+    for axes in dict.fromkeys((wanted, unused) if by_all else (wanted,)):
         sliced = next(refinements(source, axes, target, reshard.shape, evenly=False), None) if axes else None
         if sliced is not None:
             yield Route((sliced, kept_cuts(sliced, target)))

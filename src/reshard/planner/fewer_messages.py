@@ -44,6 +44,8 @@ ABOUT = 1.05
 """Ways that take up to so many times the least are looked at."""
 FURTHER = 1.15
 """Ways that take up to so many times what two steps take at the least are seldom made better by an axis apart."""
+MUCH_FURTHER = 1.3
+"""Likewise by sending to few hosts, which is up to three steps."""
 SOONER = 1e-9
 """By which part of what a step takes a gather must take less."""
 
@@ -79,7 +81,7 @@ def one_axis_apart(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
     [{"g"}, {"h"}]
     """
     source, target = prices.ends
-    host = _slow_boundary(prices, limit_s)
+    host = _slow_boundary(prices, limit_s / FURTHER)
     if not host or source.mesh != target.mesh or source.is_woven or target.is_woven:
         return
     inside = Digit(1, host)
@@ -90,19 +92,27 @@ def one_axis_apart(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
 
 
 def few_hosts(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
-    """The way on which devices send to few hosts, under the same condition."""
-    host = _slow_boundary(prices, limit_s)
-    with suppress(ReshardError):  # digits without names
-        middles = to_few_hosts(prices.reshard, host) if host else ()
-        yield from [Route(middles)] if middles else []
+    """The way on which devices send to few hosts, where a limit is further above that."""
+    host = _slow_boundary(prices, limit_s / MUCH_FURTHER)
+    if host and _exchange_between(prices, host):
+        with suppress(ReshardError):  # digits without names
+            middles = to_few_hosts(prices.reshard, host)
+            yield from [Route(middles)] if middles else []
+
+
+def _exchange_between(prices: RoutePrices, boundary: int) -> bool:
+    """Whether a digit between hosts cuts one thing at one end and another at the other."""
+    ends = [roles.roles for roles in map(prices.of_steps.roles_of, prices.ends) if roles is not None]
+    changes = zip(prices.of_steps.digits, *ends, strict=True)
+    return any(digit.stride >= boundary and None not in (old, new) and old != new for digit, old, new in changes)
 
 
 def _slow_boundary(prices: RoutePrices, limit_s: float) -> int:
-    """Devices per host, if hosts have a slower level and a limit is far above what two steps take; else 0."""
+    """Devices per host, if hosts have a slower level and a limit is no less than what two steps take; else 0."""
     host = next(
         (outer.stride for inner, outer in pairwise(prices.network.levels) if outer.bandwidth < inner.bandwidth), 0
     )
-    return host if host and prices.least_seconds(2) * FURTHER <= limit_s else 0
+    return host if host and prices.least_seconds(2) <= limit_s else 0
 
 
 def _of_one_axis(sharding: Sharding, more: Sequence[Axis], inside: Digit) -> Iterator[Sharding]:
