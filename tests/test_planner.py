@@ -455,6 +455,13 @@ def test_by_way_of_a_third_is_no_cheaper_for_large_tensors(
             (2301, 4605),
             ('[{"b"}, {"c"}], unreduced={"a"}', '[{"a"}, {"b"}]', '[{"c"}, {"b"}]'),
         ),
+        # combined inside hosts, and moved then as any tensor
+        (
+            "h100-16x8",
+            {"a": 4, "b": 4, "c": 8},
+            (147456, 73728),
+            ('[{"b"}, {"a"}], unreduced={"c"}', '[{"b", "c", "a"}, {}]', '[{"a"}, {}]'),
+        ),
         # sliced first
         (
             "h100-16x8",
@@ -470,7 +477,7 @@ def test_by_way_of_a_third_is_no_cheaper_for_large_tensors(
         ),
     ],
 )
-def test_by_way_of_a_third_is_no_cheaper_for_small_tensors(
+def test_by_way_of_a_third_is_no_cheaper_for_tensors_of_any_size(
     network: str, sizes: dict[str, int], shape: tuple[int, ...], points: Sequence[str]
 ) -> None:
     """Of each the way by the second was 1.1 to 15 times faster than the plan."""
@@ -480,6 +487,18 @@ def test_by_way_of_a_third_is_no_cheaper_for_small_tensors(
         for ends in ((first, second), (second, third), (first, third))
     )
     assert direct <= (around + rest) * (1 + 1e-9)
+
+
+def test_all_combine_a_part_each_across_hosts_and_gather_it() -> None:
+    mesh = Mesh.of(h=2, g=4)
+    whole, cut = Sharding.of(mesh, None, None), Sharding.of(mesh, None, ("h", "g"))
+    partial = Sharding.of(mesh, None, None, unreduced=("h", "g"))
+    network = Network((Level(1, 4, "switch", 450e9, 6e-7), Level(4, 2, "switch", 50e9, 3e-6)))
+    together, first, second = (
+        plan(*ends, (4608, 9216), "bf16", network=network).seconds or 0.0
+        for ends in ((partial, whole), (partial, cut), (cut, whole))
+    )
+    assert together <= (first + second) * (1 + 1e-9)
 
 
 def test_an_exchange_among_five_axes_of_a_torus_changes_one_level_at_a_time() -> None:

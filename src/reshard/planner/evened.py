@@ -12,8 +12,8 @@ two; by `a` alone they lie in blocks of 15, not of 16, so one row goes to the ot
 >>> from reshard.mesh import Mesh
 >>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(a=2, b=4)
->>> evened_shape(Reshard.of(Sharding.of(mesh, ("a", "b")), Sharding.of(mesh, "a"), (30,)))
-(32,)
+>>> evened_shapes(Reshard.of(Sharding.of(mesh, ("a", "b")), Sharding.of(mesh, "a"), (30,)))
+[(32,)]
 >>> leaving = Reshard.of(Sharding.of(mesh, "a"), Sharding.of(mesh, None), (30,))
 >>> larger = Reshard.of(leaving.source, leaving.target, (32,))
 >>> [step.after.text() for step in chain_ended_inside(leaving, (32,), chain_through(larger))]
@@ -25,9 +25,9 @@ from __future__ import annotations
 from itertools import pairwise
 from math import lcm, prod
 
-from reshard.axis import difference
+from reshard.axis import Axis, difference
 from reshard.errors import ReshardError
-from reshard.planner.candidates import refinements
+from reshard.planner.candidates import kept_cuts, refinements
 from reshard.plans.ended_inside import ended_inside
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
@@ -39,20 +39,24 @@ LONGER = 1.1
 """How many times as long a dim may be that all axes together divide."""
 
 
-def evened_shape(reshard: Reshard) -> tuple[int, ...] | None:
-    """The next shape whose dims all axes together divide; None where tiles are even, or it is too large.
+def evened_shapes(reshard: Reshard) -> list[tuple[int, ...]]:
+    """The next shapes whose dims all axes together divide; none where tiles are even, or they are too large.
 
-    Dims that are short, as those of size 1, are divided by what cuts them alone.
+    Dims that are short, as those of size 1, are divided by what cuts them alone; where values are combined, which all
+    may share that do so, dims that are longer are divided by all as well.
     """
     if reshard.source.is_woven or reshard.target.is_woven or all(tiling.is_even() for tiling in reshard.tilings):
-        return None
+        return []
     devices, (before, after) = reshard.source.mesh.size, (tiling.layout for tiling in reshard.tilings)
-    shape = []
-    for dim, size in enumerate(reshard.shape):
-        cut = lcm(before.parts[dim], after.parts[dim])
-        by_all, by_these = (-(-size // count) * count for count in (lcm(cut, devices), cut))
-        shape.append(by_all if by_all <= size * LONGER else by_these)
-    return tuple(shape) if prod(shape) <= prod(reshard.shape) * MOST else None
+    shapes = dict[tuple[int, ...], None]()
+    for longer in (LONGER, MOST) if reshard.source.unreduced else (LONGER,):
+        shape = []
+        for dim, size in enumerate(reshard.shape):
+            cut = lcm(before.parts[dim], after.parts[dim])
+            by_all, by_these = (-(-size // count) * count for count in (lcm(cut, devices), cut))
+            shape.append(by_all if by_all <= size * longer else by_these)
+        shapes[tuple(shape)] = None
+    return [shape for shape in shapes if prod(shape) <= prod(reshard.shape) * MOST]
 
 
 def chain_ended_inside(reshard: Reshard, larger: tuple[int, ...], steps: Chain) -> Chain:
@@ -83,11 +87,18 @@ def combined_apart(steps: Chain) -> Chain:
     apart: list[Step] = []
     for step in steps:
         combined = becomes_unreduced(step.after, step.before)
-        cutting = [axis for dim in step.after.dims for axis in dim.axes]
-        spare = difference(combined, cutting, step.after.mesh.sizes) if combined and not step.after.is_woven else ()
-        middle = next(refinements(step.after, spare, step.before, step.shape), None) if spare else None
-        apart += [step] if middle is None else chain_through(step.reshard, middle)
+        scattered = _scattered(step, combined) if combined and not step.after.is_woven else None
+        apart += [step] if scattered is None else chain_through(step.reshard, scattered)
     return tuple(apart)
+
+
+def _scattered(step: Step, combined: tuple[Axis, ...]) -> Sharding | None:
+    """Where all combine a part each: the end of the step cut further, or its start where the end keeps not its cuts."""
+    before, after, sizes = step.before, step.after, step.after.mesh.sizes
+    if kept_cuts(before, after).dims != before.dims:
+        return next(refinements(before, combined, after, step.shape), None)
+    spare = difference(combined, [axis for dim in after.dims for axis in dim.axes], sizes)
+    return next(refinements(after, spare, before, step.shape), None) if spare else None
 
 
 def _along_rings(step: Step, larger: Step | None, kept: Sharding | None) -> Step:

@@ -30,7 +30,7 @@ from reshard.network.pricing import uses_of
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, at_once, candidates, gathered
-from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shape, whole_steps
+from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes, whole_steps
 from reshard.planner.fewer_messages import few_hosts, in_fewer_messages
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
@@ -44,7 +44,7 @@ from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.refinement import refine
 from reshard.sharding import Sharding
-from reshard.steps import Route, Share, Step, chains_of, step_of
+from reshard.steps import Chain, Route, Share, Step, chains_of, step_of
 from reshard.tiling import Tiling
 
 LOGGER = logging.getLogger("reshard")
@@ -171,8 +171,7 @@ def _known_plans(reshard: Reshard, options: Options) -> list[Plan]:
 def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
     best, _ = _fastest_among(reshard, network, options)
-    larger = evened_shape(reshard)
-    if larger is not None:
+    for larger in evened_shapes(reshard):
         twin, ways = _fastest_among(replace(reshard, shape=larger), network, options)
         best = best_first([best, *_ended_inside(reshard, twin)])[0]
         if is_small(reshard):
@@ -249,8 +248,9 @@ def _moved_by_themselves(
 ) -> list[Route]:
     """Ways that combine partial values first, and then go as a tensor goes that is combined already.
 
-    They are combined where that is soonest, at so many places, and small tensors where they are, unless one step after
-    another takes as long as a limit then.
+    They are combined where the way on is soonest that is known, and where that is soonest with what the rest takes at
+    the least, at so many places each, and small tensors where they are, unless one step after another takes as long as
+    a limit then.
     """
     leading: dict[Sharding, dict[Route, None]] = {}
     for way in sorted(timed, key=lambda way: way.seconds):
@@ -258,17 +258,26 @@ def _moved_by_themselves(
             if not middle.unreduced:
                 leading.setdefault(middle, {})[Route(way.route.middles[:number], way.route.near)] = None
                 break
-    reshard, network, routes = prices.reshard, prices.network, list[Route]()
+    reshard, network = prices.reshard, prices.network
+    chains: dict[Sharding, list[Chain]] = {}
+    least_s: dict[Sharding, float] = {}
+    for middle, firsts in leading.items():
+        rest_s = RoutePrices.of(replace(reshard, source=middle), network).least_seconds(1)
+        timed_chains = [
+            (rest_s + sum(use.seconds for use in uses_of(chain, network)), chain)
+            for chain in (first.chain(replace(reshard, target=middle)) for first in firsts)
+        ]
+        kept = [(seconds, chain) for seconds, chain in timed_chains if seconds < limit_s or not is_small(reshard)]
+        if kept:
+            chains[middle], least_s[middle] = [chain for _, chain in kept], min(seconds for seconds, _ in kept)
     in_place = [middle for middle in leading if middle.dims == reshard.source.dims and is_small(reshard)]
-    for middle in dict.fromkeys([*list(leading)[:count], *in_place]):
-        after = replace(reshard, source=middle)
-        chains = [first.chain(replace(reshard, target=middle)) for first in leading[middle]]
-        if is_small(reshard):
-            left_s = limit_s - RoutePrices.of(after, network).least_seconds(1)
-            chains = [chain for chain in chains if sum(use.seconds for use in uses_of(chain, network)) < left_s]
-        for share in _fastest(after, network, options).shares if chains else ():
-            rest = tuple(map(_keeping_nothing, share.steps))
-            routes += [Route(steps=(*chain, *rest)) for chain in chains]
+    soonest = sorted(least_s, key=lambda middle: least_s[middle])[:count]
+    routes: list[Route] = []
+    for middle in dict.fromkeys([*list(leading)[:count], *soonest, *in_place]):
+        if middle in chains:
+            for share in _fastest(replace(reshard, source=middle), network, options).shares:
+                rest = tuple(map(_keeping_nothing, share.steps))
+                routes += [Route(steps=(*chain, *rest)) for chain in chains[middle]]
     return routes
 
 
