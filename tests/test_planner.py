@@ -464,6 +464,12 @@ def test_by_way_of_a_third_is_no_cheaper_for_large_tensors(
         ),
         # sliced first
         (
+            "tpu-v5e-16x16",
+            {"a": 4, "b": 4, "c": 16},
+            (4608, 9216),
+            ('[{"a"}, {"c"}]', '[{"a", "b"}, {"c"}]', '[{"c", "b", "a"}, {}]'),
+        ),
+        (
             "h100-16x8",
             {"a": 2, "b": 8, "c": 8},
             (573, 1147),

@@ -29,9 +29,10 @@ from reshard.network import Network, forget_steps
 from reshard.network.pricing import uses_of
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
-from reshard.planner.candidates import all_gathered, at_once, candidates, gathered
+from reshard.planner.candidates import all_gathered, at_once, candidates, gathered, refinements
 from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes, whole_steps
 from reshard.planner.fewer_messages import few_hosts, in_fewer_messages
+from reshard.planner.level_moves import LevelWays
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
@@ -50,6 +51,10 @@ from reshard.tiling import Tiling
 LOGGER = logging.getLogger("reshard")
 NEAR = 1.1
 """Up to so many times the least a plan is near it."""
+SLICED = 1.5
+"""Up to so many times the least nothing is sliced first by all axes that the source does not use."""
+ALONE = 1.45
+"""Nor where one level after another takes more than so many times what is known then."""
 HANDED_ON = 3
 """What goes along rings from neighbour to neighbour is to gain more than so many steps half round one."""
 NEARLY = 1.02
@@ -205,6 +210,9 @@ def _fastest_among(reshard: Reshard, network: Network, options: Options) -> tupl
         best = _best_of(more, prices, options, best, timed)
     elif _is_far_from_least(best):
         best = with_shares(best, timed, finely=True, along=along)
+        if along and (best.seconds or 0.0) > SLICED * (best.lower_bound_seconds or 0.0):
+            more = _others(timed, _sliced_by_all(prices, options, best.seconds or 0.0), prices)
+            best = _best_of(more, prices, options, best, timed, along=along) if more else best
     return best, timed
 
 
@@ -279,6 +287,28 @@ def _moved_by_themselves(
                 rest = tuple(map(_keeping_nothing, share.steps))
                 routes += [Route(steps=(*chain, *rest)) for chain in chains[middle]]
     return routes
+
+
+def _sliced_by_all(prices: RoutePrices, options: Options, limit_s: float) -> list[Route]:
+    """Ways that slice the source by all axes that it does not use, and go then as a tensor goes that is cut so.
+
+    So devices that hold the same send what differs. Only if that takes less than a limit, and one level after another
+    not much more.
+    """
+    reshard, network = prices.reshard, prices.network
+    unused = reshard.source.unused_axes() if reshard.source.mesh == reshard.target.mesh else ()
+    sliced = next(refinements(reshard.source, unused, reshard.target, reshard.shape), None) if unused else None
+    if sliced is None:
+        return []
+    after = replace(reshard, source=sliced)
+    ways = LevelWays.of(after, network, along=True)
+    path = None if ways is None else ways.cheapest([1 / limit_s] * len(network.levels))
+    if ways is None or path is None or ways.loads(path).sum() > ALONE * limit_s:
+        return []
+    rest = _fastest(after, network, options)
+    first = Route().chain(replace(reshard, target=sliced))
+    chains = [(*first, *map(_keeping_nothing, share.steps)) for share in rest.shares]
+    return [Route(steps=steps) for steps in chains] if (rest.seconds or 0.0) < limit_s else []
 
 
 def _keeping_nothing(step: Step) -> Step:
