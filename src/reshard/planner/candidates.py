@@ -1,7 +1,7 @@
 """Ways that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
-Six kinds of detour may do better:
+Seven kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
                         can share the work, and move the result; or in every host alike, where hosts have all values
     combine alone       where latencies decide: every device gathers all values that it wants and combines them
@@ -12,6 +12,7 @@ Six kinds of detour may do better:
     spread in a host    where what hosts hold changes: let all devices of a host share what crosses (`spread`)
     digit by digit      where tiles change places along several lines: halves of lines first (`digit_by_digit`)
     gather first        where latencies decide: gather along some axes, and exchange what is left in fewer messages
+    slice first         where latencies decide: slice by axes that the source does not use, and gather then
 
 The first two are refinements of an end by axes that it does not use.
 """
