@@ -45,6 +45,8 @@ from reshard.steps import Route
 
 TRIED = 16
 """How many refinements of one kind are tried."""
+FURTHER = 1.25
+"""Ways that take up to so many times what a step takes at the least are seldom made better by slicing first."""
 COMBINED = 4
 """Of how many places where values are combined it is tried to combine them inside hosts first."""
 
@@ -71,7 +73,7 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
             yield gathered(reshard)
         through_switches = any(level.is_switch for level in network.levels)  # where messages wait for one another
         if through_switches or not prices.by_digits:
-            yield from _sliced_first(reshard, by_all=not prices.by_digits)
+            yield from _sliced_first(reshard, evenly=prices.by_digits)
         # what is left is an exchange, which starts too
         start_s = network.launch_s + min((level.latency_s for level in network.levels), default=0.0)
         for middle in _gathers(prices, least - start_s) if through_switches else ():
@@ -102,10 +104,13 @@ def at_once(prices: RoutePrices) -> list[Route]:
     strides, free = _boundaries(prices.reshard, prices.network), prices.reshard.source.layout.free
     near = [stride for stride in strides if any(digit.end > stride for digit in free)]
     routes = [Route((), stride) for stride in (0, *near)]
-    if min(way.seconds for way in timed_routes(prices, routes)) > two_s:
+    least = min(way.seconds for way in timed_routes(prices, routes))
+    if least > two_s:
         return []
     with suppress(ReshardError):
         routes.append(gathered(prices.reshard))
+    if least > prices.least_seconds(1) * FURTHER:
+        routes += _sliced_first(prices.reshard, evenly=True)
     return routes
 
 
@@ -161,15 +166,16 @@ def gathered(reshard: Reshard) -> Route:
     return Route((kept_cuts(source, target),))
 
 
-def _sliced_first(reshard: Reshard, *, by_all: bool) -> Iterator[Route]:
+def _sliced_first(reshard: Reshard, *, evenly: bool) -> Iterator[Route]:
     """The ways that slice the source by axes that it does not use, and gather then what the target cuts otherwise.
 
-    By those that the target uses: less is gathered; or by all besides: others help to gather.
+    By those that stay: less is gathered; or by those that the target uses, and where parts differ in size by all, for
+    which no other way is known in which others help to gather.
 
     >>> from reshard.mesh import Mesh
     >>> mesh = Mesh.of(a=2, b=2, c=2)
     >>> reshard = Reshard.of(Sharding.of(mesh, None, "a"), Sharding.of(mesh, ("b", "a"), None), (8, 8))
-    >>> for route in _sliced_first(reshard, by_all=True):
+    >>> for route in _sliced_first(reshard, evenly=False):
     ...     print(*(middle.text() for middle in route.middles))
     [{"b"}, {"a"}] [{"b"}, {}]
     [{"b", "c"}, {"a"}] [{"b"}, {}]
@@ -179,10 +185,19 @@ def _sliced_first(reshard: Reshard, *, by_all: bool) -> Iterator[Route]:
         return
     unused, sizes = source.unused_axes(), source.mesh.sizes
     wanted = difference(unused, target.unused_axes(), sizes)
-    for axes in dict.fromkeys((wanted, unused) if by_all else (wanted,)):
-        sliced = next(refinements(source, axes, target, reshard.shape, evenly=False), None) if axes else None
-        if sliced is not None:
-            yield Route((sliced, kept_cuts(sliced, target)))
+    sliced = [_sliced(reshard, axes, evenly) for axes in dict.fromkeys((wanted,) if evenly else (wanted, unused))]
+    if sliced and sliced[0] is not None:
+        kept, used = ([axis for dim in end.dims for axis in dim.axes] for end in (kept_cuts(sliced[0], target), source))
+        sliced.append(_sliced(reshard, difference(kept, used, sizes), evenly))
+    for middle in dict.fromkeys(sliced):
+        if middle is not None:
+            yield Route((middle, kept_cuts(middle, target)))
+
+
+def _sliced(reshard: Reshard, axes: tuple[Axis, ...], evenly: bool) -> Sharding | None:
+    """The source cut by axes besides, each where the target is; None where there are none, or dims no such parts."""
+    finer = refinements(reshard.source, axes, reshard.target, reshard.shape, evenly=evenly)
+    return next(finer, None) if axes else None
 
 
 def kept_cuts(source: Sharding, target: Sharding) -> Sharding:
