@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from reshard.axis import Axis
 from reshard.mesh import Mesh
+from reshard.network import Level, Network
 from reshard.sharding import Sharding
 
 FACTORS = (
@@ -55,6 +56,15 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.source} -> {self.target}, {self.shape} {self.dtype}"
+
+
+def switches(*sizes_and_speeds: tuple[int, float], latency_s: float = 0.0) -> Network:
+    """Switches, innermost first."""
+    levels, stride = [], 1
+    for size, bandwidth in sizes_and_speeds:
+        levels.append(Level(stride, size, "switch", bandwidth, latency_s))
+        stride *= size
+    return Network(tuple(levels))
 
 
 def divisors(n: int) -> list[int]:
