@@ -1,7 +1,7 @@
 """Ways that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
-Seven kinds of detour may do better:
+Six kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
                         can share the work, and move the result; or in every host alike, where hosts have all values
     combine alone       where latencies decide: every device gathers all values that it wants and combines them
@@ -12,7 +12,6 @@ Seven kinds of detour may do better:
     spread in a host    where what hosts hold changes: let all devices of a host share what crosses (`spread`)
     digit by digit      where tiles change places along several lines: halves of lines first (`digit_by_digit`)
     gather first        where latencies decide: gather along some axes, and exchange what is left in fewer messages
-    slice first         where latencies decide: slice by axes that the source does not use, and gather then
 
 The first two are refinements of an end by axes that it does not use.
 """
@@ -45,8 +44,6 @@ from reshard.steps import Route
 
 TRIED = 16
 """How many refinements of one kind are tried."""
-FURTHER = 1.25
-"""Ways that take up to so many times what a step takes at the least are seldom made better by slicing first."""
 COMBINED = 4
 """Of how many places where values are combined it is tried to combine them inside hosts first."""
 
@@ -72,11 +69,7 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
         with suppress(ReshardError):
             yield gathered(reshard)
         through_switches = any(level.is_switch for level in network.levels)  # where messages wait for one another
-        if through_switches or not prices.by_digits:
-            yield from _sliced_first(reshard, evenly=prices.by_digits)
-        # what is left is an exchange, which starts too
-        start_s = network.launch_s + min((level.latency_s for level in network.levels), default=0.0)
-        for middle in _gathers(prices, least - start_s) if through_switches else ():
+        for middle in _gathers(prices, least) if through_switches else ():
             yield Route((middle,))
 
 
@@ -104,13 +97,10 @@ def at_once(prices: RoutePrices) -> list[Route]:
     strides, free = _boundaries(prices.reshard, prices.network), prices.reshard.source.layout.free
     near = [stride for stride in strides if any(digit.end > stride for digit in free)]
     routes = [Route((), stride) for stride in (0, *near)]
-    least = min(way.seconds for way in timed_routes(prices, routes))
-    if least > two_s:
+    if min(way.seconds for way in timed_routes(prices, routes)) > two_s:
         return []
     with suppress(ReshardError):
         routes.append(gathered(prices.reshard))
-    if least > prices.least_seconds(1) * FURTHER:
-        routes += _sliced_first(prices.reshard, evenly=True)
     return routes
 
 
@@ -164,40 +154,6 @@ def gathered(reshard: Reshard) -> Route:
     if source.mesh != target.mesh or source.is_woven or target.is_woven:
         return all_gathered(reshard)
     return Route((kept_cuts(source, target),))
-
-
-def _sliced_first(reshard: Reshard, *, evenly: bool) -> Iterator[Route]:
-    """The ways that slice the source by axes that it does not use, and gather then what the target cuts otherwise.
-
-    By those that stay: less is gathered; or by those that the target uses, and where parts differ in size by all, for
-    which no other way is known in which others help to gather.
-
-    >>> from reshard.mesh import Mesh
-    >>> mesh = Mesh.of(a=2, b=2, c=2)
-    >>> reshard = Reshard.of(Sharding.of(mesh, None, "a"), Sharding.of(mesh, ("b", "a"), None), (8, 8))
-    >>> for route in _sliced_first(reshard, evenly=False):
-    ...     print(*(middle.text() for middle in route.middles))
-    [{"b"}, {"a"}] [{"b"}, {}]
-    [{"b", "c"}, {"a"}] [{"b"}, {}]
-    """
-    source, target = reshard.source, reshard.target
-    if source.mesh != target.mesh or source.is_woven or target.is_woven or source.unreduced:
-        return
-    unused, sizes = source.unused_axes(), source.mesh.sizes
-    wanted = difference(unused, target.unused_axes(), sizes)
-    sliced = [_sliced(reshard, axes, evenly) for axes in dict.fromkeys((wanted,) if evenly else (wanted, unused))]
-    if sliced and sliced[0] is not None:
-        kept, used = ([axis for dim in end.dims for axis in dim.axes] for end in (kept_cuts(sliced[0], target), source))
-        sliced.append(_sliced(reshard, difference(kept, used, sizes), evenly))
-    for middle in dict.fromkeys(sliced):
-        if middle is not None:
-            yield Route((middle, kept_cuts(middle, target)))
-
-
-def _sliced(reshard: Reshard, axes: tuple[Axis, ...], evenly: bool) -> Sharding | None:
-    """The source cut by axes besides, each where the target is; None where there are none, or dims no such parts."""
-    finer = refinements(reshard.source, axes, reshard.target, reshard.shape, evenly=evenly)
-    return next(finer, None) if axes else None
 
 
 def kept_cuts(source: Sharding, target: Sharding) -> Sharding:

@@ -6,6 +6,7 @@
                     or from neighbour to neighbour, in fewer, and a slice takes nothing
     one axis apart  an axis inside hosts changes by itself, first or last: what then crosses between hosts goes to one
                     device of each, not to all
+    sliced first    axes that the source does not use cut it, and the rest is gathered: less, or by more devices
     few hosts       devices of a host share out what leaves by where it goes (`to_few_hosts`)
 
 By hand, 2 hosts of 2 devices, 1 s a message, from rows by both axes to columns by `y`: every device sends to the three
@@ -29,14 +30,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
-from reshard.axis import Axis, merged
+from reshard.axis import Axis, difference, merged
 from reshard.digits import Digit
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
-from reshard.planner.candidates import by_levels, kept_cuts
+from reshard.planner.candidates import by_levels, kept_cuts, refinements
 from reshard.planner.policy import is_small
 from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.planner.to_few_hosts import to_few_hosts
+from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Route
 
@@ -46,6 +48,8 @@ FURTHER = 1.15
 """Ways that take up to so many times what two steps take at the least are seldom made better by an axis apart."""
 MUCH_FURTHER = 1.3
 """Likewise by sending to few hosts, which is up to three steps."""
+FAR = 1.25
+"""Ways that take up to so many times what a step takes at the least are seldom made better by slicing first."""
 SOONER = 1e-9
 """By which part of what a step takes a gather must take less."""
 
@@ -127,6 +131,46 @@ def _of_one_axis(sharding: Sharding, more: Sequence[Axis], inside: Digit) -> Ite
                 yield Sharding(
                     mesh, tuple(DimSharding(merged(axes, mesh.sizes)) for axes in cutting), uneven=sharding.uneven
                 )
+
+
+def sliced_first(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
+    """The ways that slice the source by axes that it does not use, and gather then what the target cuts otherwise.
+
+    By those that stay: less is gathered; or by those that the target uses, and where parts differ in size by all, for
+    which no other way is known in which others help to gather. Where a limit is far above what a step takes.
+
+    >>> from reshard.mesh import Mesh
+    >>> from reshard.network import Network
+    >>> from reshard.problem import Reshard
+    >>> mesh = Mesh.of(a=2, b=2, c=2)
+    >>> reshard = Reshard.of(Sharding.of(mesh, None, "a"), Sharding.of(mesh, ("b", "a"), None), (8, 8))
+    >>> for route in sliced_first(RoutePrices.of(reshard, Network.preset("h100-8")), 1.0):
+    ...     print(*(middle.text() for middle in route.middles))
+    [{"b"}, {"a"}] [{"b"}, {}]
+    """
+    reshard, evenly = prices.reshard, prices.by_digits
+    source, target = prices.ends
+    if evenly and not any(level.is_switch for level in prices.network.levels):  # messages wait for none
+        return
+    if prices.least_seconds(1) * FAR > limit_s or not is_small(reshard):
+        return
+    if source.mesh != target.mesh or source.is_woven or target.is_woven or source.unreduced:
+        return
+    unused, sizes = source.unused_axes(), source.mesh.sizes
+    wanted = difference(unused, target.unused_axes(), sizes)
+    sliced = [_sliced(reshard, axes, evenly) for axes in dict.fromkeys((wanted,) if evenly else (wanted, unused))]
+    if sliced and sliced[0] is not None:
+        kept, used = ([axis for dim in end.dims for axis in dim.axes] for end in (kept_cuts(sliced[0], target), source))
+        sliced.append(_sliced(reshard, difference(kept, used, sizes), evenly))
+    for middle in dict.fromkeys(sliced):
+        if middle is not None:
+            yield Route((middle, kept_cuts(middle, target)))
+
+
+def _sliced(reshard: Reshard, axes: tuple[Axis, ...], evenly: bool) -> Sharding | None:
+    """The source cut by axes besides, each where the target is; None where there are none, or dims no such parts."""
+    finer = refinements(reshard.source, axes, reshard.target, reshard.shape, evenly=evenly)
+    return next(finer, None) if axes else None
 
 
 def _gathered_apart(timed: Sequence[TimedRoute], prices: RoutePrices) -> Iterator[Route]:

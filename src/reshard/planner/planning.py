@@ -31,7 +31,7 @@ from reshard.notation.described import array_said, check_settled, described, dty
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, at_once, candidates, gathered, refinements
 from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes, whole_steps
-from reshard.planner.fewer_messages import few_hosts, in_fewer_messages
+from reshard.planner.fewer_messages import few_hosts, in_fewer_messages, sliced_first
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.mixes import with_shares
@@ -175,17 +175,19 @@ def _known_plans(reshard: Reshard, options: Options) -> list[Plan]:
 @lru_cache(CACHED_PLANS)
 def _fastest(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
-    best, _ = _fastest_among(reshard, network, options)
+    known, ways = _fastest_of_candidates(reshard, network, options)
+    best = _by_further_ways(known, ways)
     for larger in evened_shapes(reshard):
-        twin, ways = _fastest_among(replace(reshard, shape=larger), network, options)
-        best = best_first([best, *_ended_inside(reshard, twin)])[0]
+        twin, ways = _fastest_of_candidates(replace(reshard, shape=larger), network, options)
+        for way in dict.fromkeys([twin, _by_further_ways(twin, ways)]):  # what ends inside it decides
+            best = best_first([best, *_ended_inside(reshard, way)])[0]
         if is_small(reshard):
             best = best_first([best, *_in_own_blocks(best, ways)])[0]
     return best
 
 
-def _fastest_among(reshard: Reshard, network: Network, options: Options) -> tuple[Plan, Sequence[TimedRoute]]:
-    """The same without what a larger tensor says, and the ways that it was chosen among."""
+def _fastest_of_candidates(reshard: Reshard, network: Network, options: Options) -> tuple[Plan, Sequence[TimedRoute]]:
+    """That of the candidates and those like them alone, and the ways that it was chosen among."""
     prices = RoutePrices.of(reshard, network)
     routes = at_once(prices)
     timed = timed_routes(prices, routes or candidates(reshard, network))
@@ -197,7 +199,6 @@ def _fastest_among(reshard: Reshard, network: Network, options: Options) -> tupl
     seconds = best.seconds or 0.0
     if not routes and seconds and prices.by_digits:
         best = _sooner(in_fewer_messages(timed, prices, seconds), best, timed, prices)
-        best = _sooner(few_hosts(prices, best.seconds or 0.0), best, timed, prices)
     if prices.by_digits and parts_a_ring(reshard, network) and seconds > FAR * (best.lower_bound_seconds or 0.0):
         more = _others(timed, placed_anew(prices, seconds * MIXED, along=along), prices)
         if more:
@@ -210,10 +211,26 @@ def _fastest_among(reshard: Reshard, network: Network, options: Options) -> tupl
         best = _best_of(more, prices, options, best, timed)
     elif _is_far_from_least(best):
         best = with_shares(best, timed, finely=True, along=along)
-        if along and (best.seconds or 0.0) > SLICED * (best.lower_bound_seconds or 0.0):
-            more = _others(timed, _sliced_by_all(prices, options, best.seconds or 0.0), prices)
-            best = _best_of(more, prices, options, best, timed, along=along) if more else best
     return best, timed
+
+
+def _by_further_ways(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
+    """The plan, or one by ways that are worth looking for where it is far from the least; timed are those known."""
+    reshard, options, network = best.reshard, best.options, best.options.network
+    if network is None or not best.seconds:
+        return best
+    prices = RoutePrices.of(reshard, network)
+    if prices.by_digits:
+        best = _sooner(few_hosts(prices, best.seconds), best, timed, prices)
+    best = _sooner(sliced_first(prices, best.seconds or 0.0), best, timed, prices)
+    along, seconds, more = any(way.route.along for way in timed), best.seconds or 0.0, list[Route]()
+    if reshard.source.unreduced and (is_small(reshard) or _is_far_from_least(best)):
+        count = 1 if is_small(reshard) else COMBINED
+        more = _moved_by_themselves(timed, prices, options, seconds, count, soonest=True)
+    elif along and _is_far_from_least(best) and seconds > SLICED * (best.lower_bound_seconds or 0.0):
+        more = _sliced_by_all(prices, options, seconds)
+    others = _others(timed, more, prices) if more else []
+    return _best_of(others, prices, options, best, timed, along=along) if others else best
 
 
 def _sooner(routes: Iterable[Route], best: Plan, timed: Sequence[TimedRoute], prices: RoutePrices) -> Plan:
@@ -252,13 +269,19 @@ def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
 
 
 def _moved_by_themselves(
-    timed: Sequence[TimedRoute], prices: RoutePrices, options: Options, limit_s: float, count: int
+    timed: Sequence[TimedRoute],
+    prices: RoutePrices,
+    options: Options,
+    limit_s: float,
+    count: int,
+    *,
+    soonest: bool = False,
 ) -> list[Route]:
     """Ways that combine partial values first, and then go as a tensor goes that is combined already.
 
-    They are combined where the way on is soonest that is known, and where that is soonest with what the rest takes at
-    the least, at so many places each, and small tensors where they are, unless one step after another takes as long as
-    a limit then.
+    They are combined at so many places, where the way on is soonest that is known, and small tensors where they are; or
+    where that is soonest with what the rest takes at the least. Unless one step after another takes as long as a limit
+    then, if the tensor is small.
     """
     leading: dict[Sharding, dict[Route, None]] = {}
     for way in sorted(timed, key=lambda way: way.seconds):
@@ -267,21 +290,22 @@ def _moved_by_themselves(
                 leading.setdefault(middle, {})[Route(way.route.middles[:number], way.route.near)] = None
                 break
     reshard, network = prices.reshard, prices.network
+    in_place = [middle for middle in leading if middle.dims == reshard.source.dims and is_small(reshard)]
+    places = [*list(leading)[:count], *in_place]
     chains: dict[Sharding, list[Chain]] = {}
     least_s: dict[Sharding, float] = {}
-    for middle, firsts in leading.items():
+    for middle in leading if soonest else dict.fromkeys(places):
         rest_s = RoutePrices.of(replace(reshard, source=middle), network).least_seconds(1)
-        timed_chains = [
-            (rest_s + sum(use.seconds for use in uses_of(chain, network)), chain)
-            for chain in (first.chain(replace(reshard, target=middle)) for first in firsts)
-        ]
+        made = [first.chain(replace(reshard, target=middle)) for first in leading[middle]]
+        timed_chains = [(rest_s + sum(use.seconds for use in uses_of(chain, network)), chain) for chain in made]
         kept = [(seconds, chain) for seconds, chain in timed_chains if seconds < limit_s or not is_small(reshard)]
         if kept:
             chains[middle], least_s[middle] = [chain for _, chain in kept], min(seconds for seconds, _ in kept)
-    in_place = [middle for middle in leading if middle.dims == reshard.source.dims and is_small(reshard)]
-    soonest = sorted(least_s, key=lambda middle: least_s[middle])[:count]
+    if soonest:
+        ordered = sorted(least_s, key=lambda middle: least_s[middle])
+        places = [middle for middle in ordered[:count] if middle not in places]
     routes: list[Route] = []
-    for middle in dict.fromkeys([*list(leading)[:count], *soonest, *in_place]):
+    for middle in dict.fromkeys(places):
         if middle in chains:
             for share in _fastest(replace(reshard, source=middle), network, options).shares:
                 rest = tuple(map(_keeping_nothing, share.steps))
