@@ -223,7 +223,8 @@ def _by_further_ways(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     if prices.by_digits:
         best = _sooner(few_hosts(prices, best.seconds), best, timed, prices)
     best = _sooner(sliced_first(prices, best.seconds or 0.0), best, timed, prices)
-    along, seconds, more = any(way.route.along for way in timed), best.seconds or 0.0, list[Route]()
+    along = prices.by_digits and _is_worth_handing_on(best, network)
+    seconds, more = best.seconds or 0.0, list[Route]()
     if reshard.source.unreduced and (is_small(reshard) or _is_far_from_least(best)):
         count = 1 if is_small(reshard) else COMBINED
         more = _moved_by_themselves(timed, prices, options, seconds, count, soonest=True)
