@@ -237,7 +237,7 @@ def _by_further_ways(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
 def _sooner(routes: Iterable[Route], best: Plan, timed: Sequence[TimedRoute], prices: RoutePrices) -> Plan:
     """The best plan, or that of a route which takes less whole."""
     limit_s, further = (best.seconds or 0.0) - prices.network.call_s, list(routes)
-    more = [way for way in _others(timed, further, prices) if way.seconds < limit_s] if further else []
+    more = [way for way in _others(timed[:1], further, prices) if way.seconds < limit_s] if further else []
     return _best_of(more, prices, best.options, best, timed) if more else best
 
 
