@@ -35,10 +35,9 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reshard.digits import Digit, Digits, Positions
-from reshard.network.crossing import Placed, Sides, cells_of
+from reshard.network.crossing import Placed, Sides
 from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.pricing import check_reach
@@ -199,22 +198,13 @@ def _by_boxes(sides: Sides, transfers: Transfers) -> Transfers:
 
     Where blocks have different numbers of values of an element, as many as have most are all that must send.
     """
-    cells, count = cells_of(sides), transfers.digits.size
-    source, target = (transfers.digits.index_of(side.mesh.device_array) for side in (sides.source, sides.target))
-    values = sides.combined.size
-    place = source * values + sides.combined.index_of(sides.source.mesh.positions)
-    held = _any_of(place, count * values, cells.holding).reshape(count, values, -1)
-    needed = _any_of(target, count, cells.wanting)
+    count, values = transfers.digits.size, sides.combined.size
+    blocks = (transfers.digits.index_of(side.mesh.device_array) for side in (sides.source, sides.target))
+    source, target = (block == np.arange(count)[:, None] for block in blocks)
+    held, needed = sides.held.any_of(source), sides.wanted.any_of(target)[:, 0]
     has = held.sum(axis=1)
     most, receivers = has.max(axis=0), needed.sum(axis=0)
     whole = (has == values) & needed
     apart = -(-values // np.maximum(most, 1)) - 1 + receivers - (needed & (has > 0)).any(axis=0)
     moved = np.where(most == values, receivers - whole.sum(axis=0), np.where(receivers > 0, apart, 0))
-    return replace(transfers, transferred_bytes=int(moved @ cells.weights))
-
-
-def _any_of(places: Positions, count: int, cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Per place the cells that any of its rows has."""
-    found = np.zeros((count, cells.shape[1]), dtype=np.bool_)
-    np.logical_or.at(found, places, cells)
-    return found
+    return replace(transfers, transferred_bytes=int(moved @ sides.cell_bytes))

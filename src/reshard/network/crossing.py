@@ -30,8 +30,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from itertools import combinations
+from functools import cached_property, lru_cache, reduce
+from itertools import chain, combinations
 from math import lcm, prod
 from typing import Any, NamedTuple
 
@@ -78,6 +78,72 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Holding:
+    """Which cells the devices of one end have: a tensor along all cuts of both ends, by the value that stays partial.
+
+    A device has the shard of each dim that its digits say, so devices are first gathered by shards, and cells follow
+    dim by dim.
+
+    By hand, 3 elements on 2 x 2 devices, by `x` at the source, by `y` at the target: either cuts them at 2, and devices
+    0 and 1 hold the first two.
+
+    >>> from reshard.mesh import Mesh
+    >>> from reshard.sharding import Sharding
+    >>> mesh = Mesh.of(x=2, y=2)
+    >>> sides = Sides(*(Tiling.of(Sharding.of(mesh, axis), (3,)) for axis in "xy"), 1)
+    >>> sides.held.devices.tolist(), sides.held.shards, sides.held.any_of(np.eye(4, dtype=np.bool_)).tolist()
+    ([[[[0, 1], [2, 3]]]], (array([[0, 1]]),), [[[True, False]], [[True, False]], [[False, True]], [[False, True]]])
+    """
+
+    devices: Positions
+    """Their positions, by the value that is combined, that which stays partial, the shard of each dim, and then all
+    that have these."""
+    shards: tuple[Positions, ...]
+    """Per dim the shards that have each interval, a column each; -1 for none."""
+
+    @classmethod
+    def of(
+        cls, tiling: Tiling, combined: Digits, staying: Digits, intervals: Sequence[Positions], *, held: bool
+    ) -> Holding:
+        """The cells of an end.
+
+        Args:
+            tiling: the end.
+            combined: the digits along which values are combined.
+            staying: those along which they stay partial.
+            intervals: per dim where cells begin and stop.
+            held: that of `Layout.runs`.
+        """
+        digits, positions = (combined, staying, *tiling.layout.cutting), tiling.mesh.positions
+        order = np.argsort(Digits(chain(*digits)).index_of(positions), kind="stable")
+        shards = []
+        for dim, (size, cuts) in enumerate(zip(tiling.shape, intervals, strict=True)):
+            runs = tiling.layout.runs(dim, size, held=held)
+            has = np.zeros((tiling.layout.parts[dim], max(1, len(cuts) - 1)), dtype=np.bool_)
+            first, last = (np.searchsorted(cuts, edges).tolist() for edges in (runs.start, runs.stop))
+            for shard, low, high in zip(runs.shard.tolist(), first, last, strict=True):
+                has[shard, low:high] = True
+            counts = has.sum(axis=0)
+            place, shard_of = np.nonzero(has.T)
+            having = np.full((max(1, counts.max()), len(counts)), -1)
+            having[np.arange(len(place)) - np.repeat(counts.cumsum() - counts, counts), place] = shard_of
+            shards.append(having)
+        return cls(order.reshape(*[each.size for each in digits], -1), tuple(shards))
+
+    def any_of(self, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which cells some of the devices have that are chosen, by row, and by the value that is combined.
+
+        Args:
+            chosen: a row for each choice, by position.
+        """
+        has = chosen[:, self.devices].any(axis=-1)
+        for axis, shards in enumerate(self.shards, 3):
+            has = np.concatenate([has, np.zeros_like(has.take([0], axis))], axis)  # the last, -1, is no shard
+            has = reduce(np.logical_or, (has.take(each, axis) for each in shards))
+        return has.reshape(*has.shape[:2], -1)
+
+
+@dataclass(frozen=True)
 class Sides:
     """Where the elements of a tensor are, and where they are wanted."""
 
@@ -104,6 +170,25 @@ class Sides:
             edges = np.unique(np.concatenate([[0, size], *(edge for run in runs for edge in (run.start, run.stop))]))
             cuts.append(edges[(edges >= 0) & (edges <= size)])
         return cuts
+
+    @cached_property
+    def cell_bytes(self) -> Positions:
+        """Bytes of every cell."""
+        cells = np.full(self.classes.source.size, self.itemsize, dtype=np.int64)
+        for cuts in self.intervals:
+            lengths = np.diff(cuts) if len(cuts) > 1 else np.zeros(1, dtype=np.int64)  # without elements it is one cell
+            cells = np.multiply.outer(cells, lengths)
+        return cells.ravel()
+
+    @cached_property
+    def held(self) -> Holding:
+        """The cells that the devices of the source have."""
+        return Holding.of(self.source, self.combined, self.classes.source, self.intervals, held=False)
+
+    @cached_property
+    def wanted(self) -> Holding:
+        """Those that the devices of the target need."""
+        return Holding.of(self.target, NO_DIGITS, self.classes.target, self.intervals, held=True)
 
     @property
     def incidences(self) -> int:
@@ -290,7 +375,6 @@ def crossing_by_boxes(sides: Sides, network: Network, members: Members) -> Cross
         network: whose levels `members` divides.
         members: per level its parts.
     """
-    cells = cells_of(sides)
     chosen = np.indices([len(rows) for rows in members]).reshape(len(members), -1)
     inside = []
     for tiling in (sides.source, sides.target):
@@ -299,61 +383,10 @@ def crossing_by_boxes(sides: Sides, network: Network, members: Members) -> Cross
         for level, parts, numbers in zip(network.levels, members, chosen, strict=True):
             rows &= parts[numbers][:, level.digit.value(devices)]
         inside.append(rows)
-    combined = sides.combined.index_of(sides.source.mesh.positions)
     crossing = []
     for comes_in in (True, False):
-        asked = [rows if comes_in else ~rows for rows in inside]
-        lacking = _any(asked[1], cells.wanting)
-        held = np.ones_like(lacking)
-        for part in range(sides.combined.size):
-            held &= _any(asked[0][:, combined == part], cells.holding[combined == part])
-        crossing.append(((lacking & ~held) @ cells.weights).reshape([len(rows) for rows in members]))
+        holding, wanting = (rows if comes_in else ~rows for rows in inside)
+        lacking = sides.wanted.any_of(wanting)[:, 0] & ~sides.held.any_of(holding).all(axis=1)
+        missing = np.einsum("nc,c->n", lacking, sides.cell_bytes)  # without an integer for each truth value
+        crossing.append(missing.reshape([len(rows) for rows in members]))
     return np.array(crossing)
-
-
-class CutCells(NamedTuple):
-    """A tensor along all cuts of both ends, with each of the values that stay partial apart."""
-
-    weights: NDArray[np.int64]
-    """Bytes of every cell."""
-    holding: NDArray[np.bool_]
-    """Which cells every device of the source has: a row per device."""
-    wanting: NDArray[np.bool_]
-    """Which every device of the target needs."""
-
-
-def cells_of(sides: Sides) -> CutCells:
-    """The cells of two ends."""
-    weights = np.array([sides.itemsize], dtype=np.int64)
-    for cuts in sides.intervals:
-        lengths = np.diff(cuts) if len(cuts) > 1 else np.zeros(1, dtype=np.int64)  # a dim without elements is one cell
-        weights = (weights[:, None] * lengths).ravel()
-    weights = np.tile(weights, sides.classes.source.size)
-    holding = _cells(sides.source, sides.classes.source, sides.intervals, held=False)
-    wanting = _cells(sides.target, sides.classes.target, sides.intervals, held=True)
-    return CutCells(weights, holding, wanting)
-
-
-def _any(rows: NDArray[np.bool_], columns: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Where a device of a cut has a cell: a product of matrices."""
-    has: NDArray[np.bool_] = rows.astype(np.float32) @ columns.astype(np.float32) > 0
-    return has
-
-
-def _cells(tiling: Tiling, classes: Digits, intervals: Sequence[Positions], *, held: bool) -> NDArray[np.bool_]:
-    """Which cells every device has: a row per device."""
-    positions = tiling.mesh.positions
-    cells = np.ones((len(positions), 1), dtype=np.bool_)
-    for dim, (size, cuts) in enumerate(zip(tiling.shape, intervals, strict=True)):
-        runs = tiling.layout.runs(dim, size, held=held)
-        has = np.zeros((tiling.layout.parts[dim], max(1, len(cuts) - 1)), dtype=np.bool_)
-        first, last = (np.searchsorted(cuts, edges).tolist() for edges in (runs.start, runs.stop))
-        for shard, low, high in zip(runs.shard.tolist(), first, last, strict=True):
-            has[shard, low:high] = True
-        cells = (cells[:, :, None] & has[tiling.layout.cutting[dim].index_of(positions)][:, None, :]).reshape(
-            len(positions), -1
-        )
-    if classes == NO_DIGITS:
-        return cells
-    own: NDArray[np.bool_] = classes.index_of(positions)[:, None] == np.arange(classes.size)
-    return (own[:, :, None] & cells[:, None, :]).reshape(len(positions), -1)
