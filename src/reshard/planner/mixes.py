@@ -110,7 +110,7 @@ def _worth_taking(ways: LevelWays, places: Sequence[int], busy: Floats, limit: f
     """
     loads, paths, mix = busy, list[tuple[int, ...]](), best_mix(busy)
     first_places = np.cumsum([0, *places[:-1]])  # a way on one level at a time is taken to load all links of a line
-    prices = np.ones(len(places))  # first what takes least step by step, which is done soonest after its busiest
+    prices = np.full(len(places), 1 / limit)  # first what takes least step by step, which is done soonest
     while len(paths) < TRIED:
         path = ways.cheapest((prices + prices.sum() / MOST_PARTS).tolist())
         if path is None or path in paths:
