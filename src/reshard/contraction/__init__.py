@@ -54,6 +54,7 @@ from reshard.contraction.prices import Effort
 from reshard.contraction.tasks import Calculation, Task
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
+from reshard.garbage import uncollected
 from reshard.mesh import Mesh
 from reshard.network import Network, check_reach
 from reshard.notation.described import check_settled, described, dtype_said, shape_said
@@ -182,6 +183,7 @@ def _mesh_of(shardings: Sequence[Sharding]) -> Mesh:
 
 
 @lru_cache(CACHED_PLANS)
+@uncollected()
 def _planned(asked: Asked) -> EinsumPlan:
     tasks = asked.tasks()
     network = asked.goal.network

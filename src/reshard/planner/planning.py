@@ -265,8 +265,8 @@ def _is_far_from_least(plan: Plan) -> bool:
 def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
     """Whether there are rings, and a plan is further from the least than by three steps half round a ring."""
     hops_s = [level.size // 2 * level.latency_s for level in network.levels if level.link == "ring" and level.size > 2]
-    seconds = (plan.seconds or 0.0) - network.call_s  # which every plan pays
-    return bool(hops_s) and seconds > NEARLY * (plan.lower_bound_seconds or 0.0) + HANDED_ON * max(hops_s)
+    most_s = (plan.seconds or 0.0) - network.call_s - HANDED_ON * max(hops_s, default=inf)  # a call every plan pays
+    return most_s > 0 and most_s > NEARLY * (plan.lower_bound_seconds or 0.0)
 
 
 def _moved_by_themselves(
