@@ -34,6 +34,8 @@ ENOUGH = 0.005
 """A way that makes a mix take less by no more than this is none to look for."""
 FAR = 4.0
 """Ways that take so many times the best one are not mixed with it."""
+SAME = 1e-9
+"""Times that differ by no more than so much of them are the same."""
 NEGLIGIBLE = 0.01
 """Shares of less than so much of the tensor are left out."""
 
@@ -88,7 +90,8 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     if mix.seconds >= limit or [route for _, route in mixed] == routes[:1]:
         return plan
     try:
-        return _in_parts(plan, [part for part, _ in mixed], [route for _, route in mixed], prices, limit)
+        worth = mix.prices / mix.prices.sum()
+        return _in_parts(plan, [part for part, _ in mixed], [route for _, route in mixed], prices, limit, worth)
     except ReshardError:  # a way that cannot be made is none
         return plan
 
@@ -137,21 +140,25 @@ def _worth_taking(ways: LevelWays, places: Sequence[int], busy: Floats, limit: f
     return list(routes)
 
 
-def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], prices: RoutePrices, limit: float) -> Plan:
+def _in_parts(
+    plan: Plan, amounts: Sequence[float], routes: Sequence[Route], prices: RoutePrices, limit: float, worth: Floats
+) -> Plan:
     """The plan, or one in which these parts of the tensor go these ways in less time than a limit.
 
-    In as many parts as is best.
+    In as many parts as is best; `worth` is that of `_least_seconds`.
 
     Raises:
         ReshardError: where one of the ways cannot be made.
     """
-    unit = Parting.of(plan.shape, dict.fromkeys(point for route in routes for point in prices.points(route))).unit
-    best, least = [0] * len(routes), limit
-    before = float("inf")
     halves = [Use.together(prices.uses(route, 2), prices.network) for route in routes]
     whole, half = (np.array([[*use.busy, use.seconds] for use in uses]) for uses in (map(prices.timed, routes), halves))
     grows = 2 * (whole - half)
     waits = np.maximum(whole - grows, 0.0)  # of a part, however small
+    if min(whole[:, -1].min(), _least_seconds(waits, grows, worth)) >= limit * (1 + SAME):
+        return plan
+    unit = Parting.of(plan.shape, dict.fromkeys(point for route in routes for point in prices.points(route))).unit
+    best, least = [0] * len(routes), limit
+    before = float("inf")
     for count in (count for count in range(min(unit, MOST_PARTS), 0, -1) if unit % count == 0):
         numbers, about = _rounded(amounts, count, waits + grows / count)
         if about >= least:
@@ -169,6 +176,28 @@ def _in_parts(plan: Plan, amounts: Sequence[float], routes: Sequence[Route], pri
         return plan
     shares.sort(key=lambda share: -share.parts)
     return replace(plan, steps=shares[0].steps, parts=sum(best), beside=tuple(shares[1:]), reason="")
+
+
+def _least_seconds(waits: Floats, grows: Floats, worth: Floats) -> float:
+    """What ways take at the least in two parts or more, one behind the other, whatever part goes which way.
+
+    What is busiest is busy at least as long as what all levels are in the mean.
+
+    Args:
+        waits: per way, how long each level is busy with a part, however small; last how long that takes step by step.
+        grows: the same of the whole without these.
+        worth: per level, how much it counts in the mean.
+
+    By hand, one level 1 s for each part and 4 s in all, of two parts 2 + 4 s:
+
+    >>> _least_seconds(np.array([[1.0, 1.0]]), np.array([[4.0, 4.0]]), np.array([1.0]))
+    6.0
+    """
+    counts = np.arange(2.0, MOST_PARTS + 1)[:, None]
+    parts = waits + grows / counts[:, None]
+    fill = parts[..., -1] - parts[..., :-1].max(axis=-1)
+    busiest = counts * (parts[..., : len(worth)] @ worth)
+    return float((busiest.min(axis=1) + fill.min(axis=1)).min())
 
 
 def _rounded(amounts: Sequence[float], count: int, part: Floats) -> tuple[list[int], float]:
