@@ -245,8 +245,18 @@ class Layout:
 
         A dim may end inside its last block, or before it, where it is cut in one stage.
         """
-        if self.weaves:
-            return self._woven_ties(shape)
+        key = tuple(shape)
+        if key not in self._ties_of:  # each step from or to a tiling asks for them
+            self._ties_of[key] = self._woven_ties(shape) if self.weaves else self._plain_ties(shape)
+        return self._ties_of[key]
+
+    @cached_property
+    def _ties_of(self) -> dict[tuple[int, ...], list[Tie] | None]:
+        """By shape, those that were asked for."""
+        return {}
+
+    def _plain_ties(self, shape: Sequence[int]) -> list[Tie] | None:
+        """The same where nothing is dealt."""
         ties: list[Tie] = []
         for dim, (stages, length) in enumerate(zip(self.dims, shape, strict=True)):
             for stage in stages:
@@ -261,7 +271,7 @@ class Layout:
         return ties
 
     def _woven_ties(self, shape: Sequence[int]) -> list[Tie] | None:
-        """The same with the digits of dims that no device has, which a tie says of no digit of the position."""
+        """The same where blocks are dealt, with digits of dims that no device has: a tie of no digit of a position."""
         ties: list[Tie] = []
         for dim, length in enumerate(shape):
             weave = self.weave(dim) or Weave(tuple(DealStage(stage.size) for stage in self.dims[dim]))

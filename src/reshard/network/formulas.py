@@ -32,6 +32,7 @@ van de Geijn, "Collective communication: theory, practice, and experience" (2007
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import chain, combinations
 from math import prod
 
@@ -73,10 +74,16 @@ def all_gather_together(levels: Sequence[Level], gathered_bytes: float) -> float
     >>> round(all_gather_together(grid, 8e6) * 1e6, 2), round(7e6 / (2 * 45e9) * 1e6, 2)
     (77.78, 77.78)
     """
-    floor = sum(level.latency_s * level.hops for level in levels)
+    floor = sum([level.latency_s * level.hops for level in levels])
+    return max(floor, gathered_bytes * _seconds_per_gathered_byte(tuple(levels)))
+
+
+@lru_cache(256)
+def _seconds_per_gathered_byte(levels: tuple[Level, ...]) -> float:
+    """What all that devices lack takes, whichever of the levels lead to it."""
     devices = prod(level.size for level in levels)
     subsets = chain.from_iterable(combinations(levels, count) for count in range(1, len(levels) + 1))
-    return max(floor, gathered_bytes * max(_gather_share(subset, devices) for subset in subsets))
+    return max(_gather_share(subset, devices) for subset in subsets)
 
 
 def _gather_share(levels: Sequence[Level], devices: int) -> float:
