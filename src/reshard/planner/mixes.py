@@ -115,7 +115,7 @@ def _worth_taking(ways: LevelWays, places: Sequence[int], busy: Floats, limit: f
     growing.add(busy)
     mix = growing.best()
     first_places = np.cumsum([0, *places[:-1]])  # a way on one level at a time is taken to load all links of a line
-    prices = np.full(len(places), 1 / limit)  # first what takes least step by step, which is done soonest
+    prices = np.ones(len(places))  # first what takes least step by step, which is done soonest after its busiest
     while len(paths) < TRIED:
         path = ways.cheapest((prices + prices.sum() / MOST_PARTS).tolist())
         if path is None or path in paths:
