@@ -299,15 +299,21 @@ class RingExchange(Exchange):
 
     @cached_property
     def _received(self) -> Positions:
-        """What `all_received` gives: of each kind from the pieces of one ring, where those of all are alike."""
-        is_full, along = self.common.filled(self.target.shape) == 1, self._along
-        received = np.zeros(self.target.mesh.size, dtype=np.int64)
+        """What `all_received` gives: of each kind from the pieces of one ring, where those of all are alike.
+
+        They are where boxes end inside the tensor, and where those that do not begin at the same places.
+        """
+        received, along = np.zeros(self.target.mesh.size, dtype=np.int64), self._along
         for rows, firsts in self._rings:
-            table = self._listed(rows, firsts[:1] if is_full else firsts)[0]
+            ended = [np.zeros_like(firsts)]
+            corners = zip(self._corners(firsts), self.common.lengths, self.target.shape, strict=True)
+            for (of_unit, of_ring, apart), length, size in corners:
+                ended.append(np.where(of_unit.max() + apart.max() + of_ring + length > size, of_ring, -1))
+            _, first_of, number = np.unique(ended, axis=1, return_index=True, return_inverse=True)
+            table = self._listed(rows, firsts[first_of])[0]
             travels = table.rounds > 0
             np.add.at(received, table.receivers[travels], table.elements[travels])
-            if is_full:
-                received[firsts[:, None] + along] = received[firsts[0] + along]
+            received[firsts[:, None] + along] = received[firsts[first_of[number.ravel()], None] + along]
         return received
 
     def all_received(self) -> Positions:
