@@ -183,12 +183,21 @@ class RingExchange(Exchange):
             corners.append(starts)
         return list(zip(*corners, strict=True))
 
-    def _listed(self, rows: _Rows, positions: Positions) -> tuple[PieceTable, Flags]:
-        """The pieces of some rings, of each of which the first position is given; and which of them are wanted."""
-        lengths, shape = self.common.lengths, self.target.shape
+    def _grid(self, rows: _Rows, positions: Positions) -> tuple[int, int, int]:
+        """How many rows, rings and boxes of one unit there are.
+
+        Raises:
+            ReshardError: `too-large` where these are too many pieces.
+        """
         grid = len(rows.unit), len(positions), prod(self.common.loose_sizes)
         if prod(grid) > ENUMERABLE:
             raise ReshardError("too-large", f"{prod(grid)} pieces are too many to list one by one")
+        return grid
+
+    def _listed(self, rows: _Rows, positions: Positions) -> tuple[PieceTable, Flags]:
+        """The pieces of some rings, of each of which the first position is given; and which of them are wanted."""
+        lengths, shape = self.common.lengths, self.target.shape
+        grid = self._grid(rows, positions)
         starts, stops = np.zeros((2, len(shape), *grid), dtype=np.int64)
         for dim, (of_unit, of_ring, apart) in enumerate(self._corners(positions)):
             begins = of_unit[rows.unit][:, None, None] + of_ring[:, None] + apart
@@ -302,9 +311,13 @@ class RingExchange(Exchange):
         """What `all_received` gives: of each kind from the pieces of one ring, where those of all are alike.
 
         They are where boxes end inside the tensor, and where those that do not begin at the same places.
+        Engines list the pieces of all rings then, so these must not be too many.
         """
+        is_full = self.common.filled(self.target.shape) == 1
         received, along = np.zeros(self.target.mesh.size, dtype=np.int64), self._along
         for rows, firsts in self._rings:
+            if not is_full:
+                self._grid(rows, firsts)
             ended = [np.zeros_like(firsts)]
             corners = zip(self._corners(firsts), self.common.lengths, self.target.shape, strict=True)
             for (of_unit, of_ring, apart), length, size in corners:
