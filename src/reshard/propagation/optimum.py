@@ -42,7 +42,7 @@ from reshard.sharding import Sharding
 
 STEPS = 24
 """How many choices are begun with, at most."""
-LEAST_PATIENCE, PATIENCE, WIDE = 3, 8, 0.1
+LEAST_PATIENCE, PATIENCE, WIDE = 2, 8, 0.1
 """How many of these in a row may have nothing better: fewer where less than a part of the cost is left to be gained.
 
 Fewer too of a program of more than `MEDIUM` operations that are kept alike, since its bound is found afterwards.
@@ -52,7 +52,8 @@ CLOSE, CLOSE_OF_EACH = 1e-2, 2e-5
 NEAR = 5e-2
 """How far from the bound, as a part of the cost, a choice of a large program is good enough for no turns along axes."""
 HOPED = 2e-3
-"""As a part of the cost, what a large program must be thought to gain to be improved at what the planner says."""
+"""As a part of the cost, what a large program must gain by a choice to be begun with more, and what it must be thought
+to gain to be improved at what the planner says."""
 AXIS_TURNS = 6
 """How often along one axis."""
 ROUNDS = 12
@@ -272,10 +273,11 @@ def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Calla
     best = Descent(model, *_flowing(model, flows[0]))
     for flow in {tuple(flow.dims): flow for flow in flows[1:]}.values():
         _join(best, _flowing(model, flow))
+    worth = WORTH if len(model.nodes) <= MEDIUM else HOPED
     begun, since = best.cost, 0
     for _ in range(STEPS):
         _join(best, bounded.step(is_late))
-        begun, since = (best.cost, 0) if best.cost < begun * (1 - WORTH) else (begun, since + 1)
+        begun, since = (best.cost, 0) if best.cost < begun * (1 - worth) else (begun, since + 1)
         is_over = since >= _patience(best, bounded.bound) or bounded.is_spent or is_late()
         if is_over or _is_proved(best, bounded.bound, enough):
             break
