@@ -1,7 +1,8 @@
 """What every rank of the benchmark for MPI runs: `reshard.mpi` beside what one writes by hand for just this move.
 
 Rows of a square of float32 become columns. All ways are checked bit for bit, then timed in drawn orders, from a barrier
-to the last rank; written results go to memory that is there. What stands in shared memory before is so for both sides.
+to the last rank; written results go to memory that is there. What stands in shared memory before is so for both sides,
+each in a window that nothing else reads.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ def by_hand(tile: Any, out: Any) -> dict[str, Callable[[], Any]]:
     sent = [MPI.FLOAT.Create_subarray([rows, size], [rows, rows], [0, p * rows]).Commit() for p in range(count)]
     taken = [MPI.FLOAT.Create_subarray([size, rows], [rows, rows], [p * rows, 0]).Commit() for p in range(count)]
     ones, zeros, packed = [1] * count, [0] * count, np.empty((count, rows, rows), tile.dtype)
-    window = MPI.Win.Allocate_shared(tile.nbytes, 1, comm=comm)
-    rooms = [
-        np.frombuffer(window.Shared_query(p)[0], tile.dtype, tile.size).reshape(tile.shape)  # type: ignore[call-overload]
-        for p in range(count)
+    windows = [MPI.Win.Allocate_shared(tile.nbytes, 1, comm=comm) for _ in range(2)]
+    rooms_of = [
+        [
+            np.frombuffer(window.Shared_query(p)[0], tile.dtype, tile.size).reshape(tile.shape)  # type: ignore[call-overload]
+            for p in range(count)
+        ]
+        for window in windows
     ]
-    window.Lock_all()
+    for window in windows:
+        window.Lock_all()
 
     def alltoall() -> None:
         np.copyto(packed, tile.reshape(rows, count, rows).transpose(1, 0, 2))
@@ -49,7 +54,8 @@ def by_hand(tile: Any, out: Any) -> dict[str, Callable[[], Any]]:
         out[rank * rows : (rank + 1) * rows] = tile[:, rank * rows : (rank + 1) * rows]
         MPI.Request.Waitall(requests)
 
-    def read() -> None:
+    def read(number: int) -> None:
+        window, rooms = windows[number], rooms_of[number]
         window.Sync()
         comm.Barrier()
         window.Sync()
@@ -59,17 +65,17 @@ def by_hand(tile: Any, out: Any) -> dict[str, Callable[[], Any]]:
         comm.Barrier()
 
     def window_from_tile() -> None:
-        np.copyto(rooms[rank], tile)
-        read()
+        np.copyto(rooms_of[0][rank], tile)
+        read(0)
 
-    np.copyto(rooms[rank], tile)
+    np.copyto(rooms_of[1][rank], tile)
     return {
         "Alltoallw": lambda: comm.Alltoallw([tile, ones, zeros, sent], [out, ones, zeros, taken]),
         "pack and Alltoall": alltoall,
         "Isend and Irecv": sends,
         "shared window": window_from_tile,
-        "tile in a window": read,
-        "free": lambda: (window.Unlock_all(), window.Free()),
+        "tile in a window": lambda: read(1),
+        "free": lambda: [(window.Unlock_all(), window.Free()) for window in windows],
     }
 
 

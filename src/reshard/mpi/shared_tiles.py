@@ -30,6 +30,8 @@ from reshard.mpi.participants import ANY_TILE, NO_TILE, Participants, participan
 from reshard.sharding import Sharding
 from reshard.tiling import Tiling
 
+LINE_BYTES = 64
+"""Of a processor's cache: a tile begins with one, and what a rank counts lies in one by itself."""
 POLLS_PER_PROBE = 64
 """So often a waiting rank looks for a counter before it lets MPI go on with messages of the program's own."""
 _give_way = getattr(os, "sched_yield", partial(time.sleep, 0))
@@ -43,7 +45,7 @@ class SharedTile:
         comm = participants.comm
         host: Any = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.host: MPI.Intracomm = host
-        self.window: MPI.Win = MPI.Win.Allocate_shared(-(-nbytes // 8) * 8 + 8, 1, comm=self.host)
+        self.window: MPI.Win = MPI.Win.Allocate_shared((-(-nbytes // LINE_BYTES) + 1) * LINE_BYTES, 1, comm=self.host)
         rooms: list[Any] = [self.window.Shared_query(rank)[0] for rank in range(self.host.size)]
         self.turns = [memoryview(room).cast("B")[-8:].cast("Q") for room in rooms]
         """Of each rank of the host, to how many waits it has come."""
