@@ -22,7 +22,7 @@ from reshard.planner import cache_clear
 @pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.slow)])
 def test_values_come_out_combined(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By sums of whole numbers; small tensors here take the ways that only large ones are worth looking for."""
-    monkeypatch.setattr("reshard.planner.planning.is_small", lambda reshard: False)
+    monkeypatch.setattr("reshard.planner.soonest.is_small", lambda reshard: False)
     cache_clear()
     mesh, network = NETWORKS[name]
     rng, fresh = Random(f"{name} {count}"), np.random.default_rng(count)

@@ -1,6 +1,7 @@
 """Plan a reshard: candidates, and a policy that chooses among them.
 
     planning.py         `plan`, and `alternatives` of a plan
+    soonest.py          the plan that takes the least time on a network
     candidates.py       ways that lead from source to target
     route_prices.py     what a way takes on a network before it is a chain of steps
     step_prices.py      what one step takes, from what digits do before and after it
@@ -31,7 +32,8 @@ By hand, 2048 x 2048 float32 on 256 devices, each with 64 KiB in the target, of 
 
 from __future__ import annotations
 
-from reshard.planner.planning import CACHED_PLANS, alternatives, cache_clear, plan
+from reshard.planner.planning import alternatives, cache_clear, plan
+from reshard.planner.soonest import CACHED_PLANS
 from reshard.plans import BASES
 
 __all__ = ["BASES", "CACHED_PLANS", "alternatives", "cache_clear", "plan"]

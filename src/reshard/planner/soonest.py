@@ -1,0 +1,302 @@
+"""The plan that takes the least time on a network.
+
+Candidates come first, then what is like them: along rings, in fewer messages, with axes placed anew, with what is
+partial combined by itself, in shares.
+Further ways come after these, where the best so far is far from the least, and take its place only if they are sooner.
+A tensor of uneven tiles goes the ways of the next larger one too that has none.
+
+>>> from reshard.mesh import Mesh
+>>> mesh = Mesh.of(h=2, g=2)
+>>> reshard = Reshard.of(Sharding.of(mesh, ("h", "g")), Sharding.of(mesh, None), (8,), "float32")
+>>> network = Network.preset("h100-1x4")
+>>> [step.kind for step in fastest_plan(reshard, network, Options(network)).steps]
+['AllGather']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
+from math import inf
+
+from reshard.errors import ReshardError
+from reshard.network import Network
+from reshard.network.pricing import uses_of
+from reshard.planner import better_legs
+from reshard.planner.candidates import at_once, candidates, refinements
+from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes, whole_steps
+from reshard.planner.fewer_messages import few_hosts, in_fewer_messages, sliced_first
+from reshard.planner.level_moves import LevelWays
+from reshard.planner.mixes import with_shares
+from reshard.planner.number_of_parts import WORTH, overlapped
+from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
+from reshard.planner.policy import best_first, is_small
+from reshard.planner.route_prices import TIE, RoutePrices, TimedRoute, fastest, timed_routes
+from reshard.plans import Options, Plan
+from reshard.problem import Reshard
+from reshard.refinement import refine
+from reshard.sharding import Sharding
+from reshard.steps import Chain, Route, Share, Step, step_of
+from reshard.tiling import Tiling
+
+NEAR = 1.1
+"""Up to so many times the least a plan is near it."""
+SLICED = 1.5
+"""Up to so many times the least nothing is sliced first by all axes that the source does not use."""
+ALONE = 1.45
+"""Nor where one level after another takes more than so many times what is known then."""
+HANDED_ON = 3
+"""What goes along rings from neighbour to neighbour is to gain more than so many steps half round one."""
+NEARLY = 1.02
+"""Up to so many times the least nothing goes along rings from neighbour to neighbour."""
+COMBINED = 2
+"""How many ways to combine values are tried with all ways to move them then."""
+OWN = 4
+"""How many ways of a larger tensor are tried in the blocks of a smaller one."""
+CACHED_PLANS = 1024
+"""Plans that are kept; the one that was used longest ago makes room."""
+
+
+@lru_cache(CACHED_PLANS)
+def fastest_plan(reshard: Reshard, network: Network, options: Options) -> Plan:
+    """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
+    known, ways = _fastest_of_candidates(reshard, network, options)
+    best = _by_further_ways(known, ways)
+    for larger in evened_shapes(reshard):
+        twin, ways = _fastest_of_candidates(replace(reshard, shape=larger), network, options)
+        for way in dict.fromkeys([twin, _by_further_ways(twin, ways)]):  # what ends inside it decides
+            best = best_first([best, *_ended_inside(reshard, way)])[0]
+        if is_small(reshard):
+            best = best_first([best, *_in_own_blocks(best, ways)])[0]
+    return best
+
+
+def _fastest_of_candidates(reshard: Reshard, network: Network, options: Options) -> tuple[Plan, Sequence[TimedRoute]]:
+    """That of the candidates and those like them alone, and the ways that it was chosen among."""
+    prices = RoutePrices.of(reshard, network)
+    routes = at_once(prices)
+    timed = timed_routes(prices, routes or candidates(reshard, network))
+    best = _best_of(timed, prices, options)
+    along = prices.by_digits and _is_worth_handing_on(best, network)
+    if along:
+        more = [other for way in timed for other in prices.timed_along(way)]
+        best, timed = _best_of(more, prices, options, best, timed, along=True), [*timed, *more]
+    seconds = best.seconds or 0.0
+    if not routes and seconds and prices.by_digits:
+        best = _sooner(in_fewer_messages(timed, prices, seconds), best, timed, prices)
+    if prices.by_digits and parts_a_ring(reshard, network) and seconds > FAR * (best.lower_bound_seconds or 0.0):
+        more = _others(timed, placed_anew(prices, seconds * MIXED, along=along), prices)
+        if more:
+            more += [other for way in more for other in prices.timed_along(way)] if along else []
+            best, timed = _best_of(more, prices, options, best, timed, along=along), [*timed, *more]
+    is_of_boxes = bool(reshard.source.unreduced) and _is_of_boxes(timed, reshard)
+    if reshard.source.unreduced and (is_small(reshard) or is_of_boxes or _is_far_from_least(best)):
+        count = COMBINED if is_of_boxes or not is_small(reshard) else 1
+        more = _others(timed, _moved_by_themselves(timed, prices, options, best.seconds or 0.0, count), prices)
+        best = _best_of(more, prices, options, best, timed)
+    elif _is_far_from_least(best):
+        best = with_shares(best, timed, finely=True, along=along)
+    return best, timed
+
+
+def _by_further_ways(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
+    """The plan, or one by ways that are worth looking for where it is far from the least; timed are those known."""
+    reshard, options, network = best.reshard, best.options, best.options.network
+    if network is None or not best.seconds:
+        return best
+    prices = RoutePrices.of(reshard, network)
+    if prices.by_digits:
+        best = _sooner(few_hosts(prices, best.seconds), best, timed, prices)
+    best = _sooner(sliced_first(prices, best.seconds or 0.0), best, timed, prices)
+    along = prices.by_digits and _is_worth_handing_on(best, network)
+    seconds, more = best.seconds or 0.0, list[Route]()
+    if reshard.source.unreduced and (is_small(reshard) or _is_far_from_least(best)):
+        count = 1 if is_small(reshard) else COMBINED
+        more = _moved_by_themselves(timed, prices, options, seconds, count, soonest=True)
+    elif along and _is_far_from_least(best) and seconds > SLICED * (best.lower_bound_seconds or 0.0):
+        more = _sliced_by_all(prices, options, seconds)
+    others = _others(timed, more, prices) if more else []
+    return _best_of(others, prices, options, best, timed, along=along) if others else best
+
+
+def _sooner(routes: Iterable[Route], best: Plan, timed: Sequence[TimedRoute], prices: RoutePrices) -> Plan:
+    """The best plan, or that of a route which takes less whole."""
+    limit_s, further = (best.seconds or 0.0) - prices.network.call_s, list(routes)
+    more = [way for way in _others(timed[:1], further, prices) if way.seconds < limit_s] if further else []
+    return _best_of(more, prices, best.options, best, timed) if more else best
+
+
+def _others(timed: Sequence[TimedRoute], routes: Iterable[Route], prices: RoutePrices) -> list[TimedRoute]:
+    """Routes with what they take, those left out that are known already or cannot be made."""
+    return timed_routes(prices, [*(way.route for way in timed), *routes])[len(timed) :]
+
+
+def _is_of_boxes(timed: Sequence[TimedRoute], reshard: Reshard) -> bool:
+    """Whether some steps go box by box, in more messages than where tiles are even and cuts nest."""
+    before, after = (tiling.layout for tiling in reshard.tilings)
+    middles = dict.fromkeys(middle for way in timed for middle in way.route.middles)
+    tilings = (*reshard.tilings, *(Tiling.of(middle, reshard.shape) for middle in middles))
+    return not all(tiling.is_even() for tiling in tilings) or refine(before, after, reshard.shape) is None
+
+
+def _is_far_from_least(plan: Plan) -> bool:
+    """Whether bytes decide, and what they take is far from the least, where that is known in closed form."""
+    before, after = (tiling.layout for tiling in plan.reshard.tilings)
+    if is_small(plan.reshard) or refine(before, after, plan.shape) is None:
+        return False
+    return (plan.seconds or 0.0) > NEAR * (plan.lower_bound_seconds or 0.0)
+
+
+def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
+    """Whether there are rings, and a plan is further from the least than by three steps half round a ring."""
+    hops_s = [level.size // 2 * level.latency_s for level in network.levels if level.link == "ring" and level.size > 2]
+    most_s = (plan.seconds or 0.0) - network.call_s - HANDED_ON * max(hops_s, default=inf)  # a call every plan pays
+    return most_s > 0 and most_s > NEARLY * (plan.lower_bound_seconds or 0.0)
+
+
+def _moved_by_themselves(
+    timed: Sequence[TimedRoute],
+    prices: RoutePrices,
+    options: Options,
+    limit_s: float,
+    count: int,
+    *,
+    soonest: bool = False,
+) -> list[Route]:
+    """Ways that combine partial values first, and then go as a tensor goes that is combined already.
+
+    They are combined at so many places, where the way on is soonest that is known, and small tensors where they are; or
+    where that is soonest with what the rest takes at the least. Unless one step after another takes as long as a limit
+    then, if the tensor is small.
+    """
+    leading: dict[Sharding, dict[Route, None]] = {}
+    for way in sorted(timed, key=lambda way: way.seconds):
+        for number, middle in enumerate(way.route.middles):
+            if not middle.unreduced:
+                leading.setdefault(middle, {})[Route(way.route.middles[:number], way.route.near)] = None
+                break
+    reshard, network = prices.reshard, prices.network
+    in_place = [middle for middle in leading if middle.dims == reshard.source.dims and is_small(reshard)]
+    places = [*list(leading)[:count], *in_place]
+    chains: dict[Sharding, list[Chain]] = {}
+    least_s: dict[Sharding, float] = {}
+    for middle in leading if soonest else dict.fromkeys(places):
+        rest_s = RoutePrices.of(replace(reshard, source=middle), network).least_seconds(1)
+        made = [first.chain(replace(reshard, target=middle)) for first in leading[middle]]
+        timed_chains = [(rest_s + sum(use.seconds for use in uses_of(chain, network)), chain) for chain in made]
+        kept = [(seconds, chain) for seconds, chain in timed_chains if seconds < limit_s or not is_small(reshard)]
+        if kept:
+            chains[middle], least_s[middle] = [chain for _, chain in kept], min(seconds for seconds, _ in kept)
+    if soonest:
+        ordered = sorted(least_s, key=lambda middle: least_s[middle])
+        places = [middle for middle in ordered[:count] if middle not in places]
+    routes: list[Route] = []
+    for middle in dict.fromkeys(places):
+        if middle in chains:
+            for share in fastest_plan(replace(reshard, source=middle), network, options).shares:
+                rest = tuple(map(_keeping_nothing, share.steps))
+                routes += [Route(steps=(*chain, *rest)) for chain in chains[middle]]
+    return routes
+
+
+def _sliced_by_all(prices: RoutePrices, options: Options, limit_s: float) -> list[Route]:
+    """Ways that slice the source by all axes that it does not use, and go then as a tensor goes that is cut so.
+
+    So devices that hold the same send what differs. Only if that takes less than a limit, and one level after another
+    not much more.
+    """
+    reshard, network = prices.reshard, prices.network
+    unused = reshard.source.unused_axes() if reshard.source.mesh == reshard.target.mesh else ()
+    sliced = next(refinements(reshard.source, unused, reshard.target, reshard.shape), None) if unused else None
+    if sliced is None:
+        return []
+    after = replace(reshard, source=sliced)
+    ways = LevelWays.of(after, network, along=True)
+    path = None if ways is None else ways.cheapest([1 / limit_s] * len(network.levels))
+    if ways is None or path is None or ways.loads(path).sum() > ALONE * limit_s:
+        return []
+    rest = fastest_plan(after, network, options)
+    first = Route().chain(replace(reshard, target=sliced))
+    chains = [(*first, *map(_keeping_nothing, share.steps)) for share in rest.shares]
+    return [Route(steps=steps) for steps in chains] if (rest.seconds or 0.0) < limit_s else []
+
+
+def _keeping_nothing(step: Step) -> Step:
+    """The step without the tiles that devices would have from before: of a way that begins with other tiles."""
+    return step if step.kept is None else step_of(step.reshard, ring=step.ring)
+
+
+def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
+    """The plan of a larger tensor, for one that ends inside it: as it is, and with what it combines combined apart."""
+    chains = [share.steps for share in larger.shares if share.steps]
+    for variant in dict.fromkeys([tuple(chains), tuple(map(combined_apart, chains))]) if chains else ():
+        with suppress(ReshardError):  # what cannot be made is none
+            ended = [chain_ended_inside(reshard, larger.shape, steps) for steps in variant]
+            beside = tuple(Share(steps, share.parts) for steps, share in zip(ended[1:], larger.beside, strict=False))
+            whole = whole_steps(reshard, larger.shape, ended[0]) if larger.parts > 1 else (0, 0)
+            yield Plan(reshard, ended[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
+
+
+def _in_own_blocks(best: Plan, ways: Iterable[TimedRoute]) -> Iterator[Plan]:
+    """The plans through the shardings that ways of a larger tensor pass, those first that take that one least.
+
+    Args:
+        best: the plan to beat.
+        ways: of the larger tensor.
+    """
+    limit_s = best.seconds or 0.0
+    own = [way for way in ways if way.route.middles and not any(middle.is_woven for middle in way.route.middles)]
+    for way in sorted(own, key=lambda way: way.seconds)[:OWN]:
+        if way.seconds < limit_s:
+            with suppress(ReshardError):  # what cannot be made is none
+                plan = Plan(best.reshard, Route(way.route.middles, way.route.near).chain(best.reshard), best.options)
+                limit_s = min(limit_s, plan.seconds or 0.0)
+                yield plan
+
+
+def _best_of(
+    timed: Sequence[TimedRoute],
+    prices: RoutePrices,
+    options: Options,
+    known: Plan | None = None,
+    beside: Sequence[TimedRoute] = (),
+    *,
+    along: bool = False,
+) -> Plan:
+    """The plan of one of these routes, or of shares of them, that takes least.
+
+    Args:
+        timed: the routes.
+        prices: theirs.
+        options: of the plan.
+        known: the best plan of other routes, where there are any.
+        beside: these others.
+        along: that of `with_shares`.
+    """
+    known_s = inf if known is None else (known.seconds or 0.0)
+    least = min((way.seconds for way in timed), default=inf)
+    plans = [] if known is None else [known]
+    if least <= known_s * (1 + TIE):
+        plans += fastest(timed, prices, options)
+    if prices.least_seconds_of_parts() >= min(least, known_s):
+        return best_first(plans)[0]
+    best = best_first([*plans, *_in_parts(timed, prices, options, known_s)])[0]
+    if best.parts == 1 and best is not known:
+        best = overlapped(better_legs.with_better_legs(best))
+    return with_shares(best, [*beside, *timed], along=along)
+
+
+def _in_parts(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options, limit_s: float) -> Iterator[Plan]:
+    """The plans in parts that overlap, but for those that cannot be faster than the best whole one, or a limit."""
+    least = min([limit_s, *(way.seconds for way in timed)])
+    for way in timed:
+        busiest = max(way.busy)
+        if busiest > least or busiest >= way.seconds * WORTH:
+            continue
+        if prices.least_seconds_in_parts(way) < min(least, way.seconds * WORTH):
+            plan = overlapped(Plan(prices.reshard, prices.chain(way.route), options))
+            if plan.parts > 1:
+                least = min(least, plan.seconds or 0.0)
+                yield plan
