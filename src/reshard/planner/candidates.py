@@ -302,6 +302,13 @@ def _spread(
             yield leaving, arriving
 
 
+def refined(
+    sharding: Sharding, axes: tuple[Axis, ...], beside: Sharding, shape: tuple[int, ...], *, evenly: bool = True
+) -> Sharding | None:
+    """The first of the `refinements`; None where there are no axes, or dims have no such parts."""
+    return next(refinements(sharding, axes, beside, shape, evenly=evenly), None) if axes else None
+
+
 def refinements(
     sharding: Sharding, axes: Iterable[Axis], beside: Sharding, shape: tuple[int, ...], *, evenly: bool = True
 ) -> Iterator[Sharding]:

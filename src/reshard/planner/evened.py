@@ -27,7 +27,7 @@ from math import lcm, prod
 
 from reshard.axis import Axis, difference
 from reshard.errors import ReshardError
-from reshard.planner.candidates import kept_cuts, refinements
+from reshard.planner.candidates import kept_cuts, refined
 from reshard.plans.ended_inside import ended_inside
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
@@ -96,9 +96,9 @@ def _scattered(step: Step, combined: tuple[Axis, ...]) -> Sharding | None:
     """Where all combine a part each: the end of the step cut further, or its start where the end keeps not its cuts."""
     before, after, sizes = step.before, step.after, step.after.mesh.sizes
     if kept_cuts(before, after).dims != before.dims:
-        return next(refinements(before, combined, after, step.shape), None)
+        return refined(before, combined, after, step.shape)
     spare = difference(combined, [axis for dim in after.dims for axis in dim.axes], sizes)
-    return next(refinements(after, spare, before, step.shape), None) if spare else None
+    return refined(after, spare, before, step.shape)
 
 
 def _along_rings(step: Step, larger: Step | None, kept: Sharding | None) -> Step:

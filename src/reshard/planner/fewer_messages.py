@@ -34,11 +34,10 @@ from reshard.axis import Axis, difference, merged
 from reshard.digits import Digit
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
-from reshard.planner.candidates import by_levels, kept_cuts, refinements
+from reshard.planner.candidates import by_levels, kept_cuts, refined
 from reshard.planner.policy import is_small
 from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.planner.to_few_hosts import to_few_hosts
-from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Route
 
@@ -158,19 +157,17 @@ def sliced_first(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
         return
     unused, sizes = source.unused_axes(), source.mesh.sizes
     wanted = difference(unused, target.unused_axes(), sizes)
-    sliced = [_sliced(reshard, axes, evenly) for axes in dict.fromkeys((wanted,) if evenly else (wanted, unused))]
+
+    def cut_by(axes: tuple[Axis, ...]) -> Sharding | None:
+        return refined(source, axes, target, reshard.shape, evenly=evenly)
+
+    sliced = [cut_by(axes) for axes in dict.fromkeys((wanted,) if evenly else (wanted, unused))]
     if sliced and sliced[0] is not None:
         kept, used = ([axis for dim in end.dims for axis in dim.axes] for end in (kept_cuts(sliced[0], target), source))
-        sliced.append(_sliced(reshard, difference(kept, used, sizes), evenly))
+        sliced.append(cut_by(difference(kept, used, sizes)))
     for middle in dict.fromkeys(sliced):
         if middle is not None:
             yield Route((middle, kept_cuts(middle, target)))
-
-
-def _sliced(reshard: Reshard, axes: tuple[Axis, ...], evenly: bool) -> Sharding | None:
-    """The source cut by axes besides, each where the target is; None where there are none, or dims no such parts."""
-    finer = refinements(reshard.source, axes, reshard.target, reshard.shape, evenly=evenly)
-    return next(finer, None) if axes else None
 
 
 def _gathered_apart(timed: Sequence[TimedRoute], prices: RoutePrices) -> Iterator[Route]:

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain, product
+from itertools import chain, count, product
 from math import prod
 from operator import getitem
 from typing import NamedTuple
@@ -52,7 +52,7 @@ from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
 from reshard.network.ring_loads import least_along
 from reshard.planner.policy import SMALL_BYTES
-from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts, share_out
+from reshard.planner.tensor_digits import common_digits, dim_cuts, sharding_of_cuts, share_out
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 
@@ -120,13 +120,11 @@ class LevelWays:
         if common is None:
             return None
         share_out(common.of_positions, common.by_dim)
-        numbered: dict[int, TensorDigit] = dict(enumerate(digit for dim in common.by_dim for digit in dim))
-        cutting = [{getattr(cut, side): n for n, cut in numbered.items()} for side in ("source", "target", "shared")]
-        roles = [tuple(map(cut_by.get, common.of_positions)) for cut_by in cutting]
+        roles = [tuple(map(common.numbers(end).get, common.of_positions)) for end in ("source", "target", "shared")]
         graph = _graph(network, common.of_positions, *roles, finely=finely, along=along)
         if graph is None:
             return None
-        numbers = iter(numbered)
+        numbers = count()
         by_dim = tuple(tuple((next(numbers), digit.size) for digit in dim) for dim in common.by_dim)
         return cls(reshard, common.of_positions, by_dim, graph)
 

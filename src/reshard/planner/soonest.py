@@ -25,7 +25,7 @@ from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.network.pricing import uses_of
 from reshard.planner import better_legs
-from reshard.planner.candidates import at_once, candidates, refinements
+from reshard.planner.candidates import at_once, candidates, refined
 from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes, whole_steps
 from reshard.planner.fewer_messages import few_hosts, in_fewer_messages, sliced_first
 from reshard.planner.level_moves import LevelWays
@@ -195,9 +195,7 @@ def _moved_by_themselves(
     routes: list[Route] = []
     for middle in dict.fromkeys(places):
         if middle in chains:
-            for share in fastest_plan(replace(reshard, source=middle), network, options).shares:
-                rest = tuple(map(_keeping_nothing, share.steps))
-                routes += [Route(steps=(*chain, *rest)) for chain in chains[middle]]
+            routes += _going_on(chains[middle], fastest_plan(replace(reshard, source=middle), network, options))
     return routes
 
 
@@ -209,7 +207,7 @@ def _sliced_by_all(prices: RoutePrices, options: Options, limit_s: float) -> lis
     """
     reshard, network = prices.reshard, prices.network
     unused = reshard.source.unused_axes() if reshard.source.mesh == reshard.target.mesh else ()
-    sliced = next(refinements(reshard.source, unused, reshard.target, reshard.shape), None) if unused else None
+    sliced = refined(reshard.source, unused, reshard.target, reshard.shape)
     if sliced is None:
         return []
     after = replace(reshard, source=sliced)
@@ -218,9 +216,15 @@ def _sliced_by_all(prices: RoutePrices, options: Options, limit_s: float) -> lis
     if ways is None or path is None or ways.loads(path).sum() > ALONE * limit_s:
         return []
     rest = fastest_plan(after, network, options)
-    first = Route().chain(replace(reshard, target=sliced))
-    chains = [(*first, *map(_keeping_nothing, share.steps)) for share in rest.shares]
-    return [Route(steps=steps) for steps in chains] if (rest.seconds or 0.0) < limit_s else []
+    if (rest.seconds or 0.0) >= limit_s:
+        return []
+    return _going_on([Route().chain(replace(reshard, target=sliced))], rest)
+
+
+def _going_on(chains: Sequence[Chain], rest: Plan) -> list[Route]:
+    """Chains to where a plan begins, each with every share of that plan behind it."""
+    ends = [tuple(map(_keeping_nothing, share.steps)) for share in rest.shares]
+    return [Route(steps=(*chain, *steps)) for steps in ends for chain in chains]
 
 
 def _keeping_nothing(step: Step) -> Step:
