@@ -123,6 +123,20 @@ def test_devices_of_two_rings_change_places() -> None:
     np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: (run(plan, x) ** 2).sum()))(array), 2 * array)
 
 
+@pytest.mark.parametrize(("before", "after"), [(("a", "b"), (None, "b")), (("b", "a"), (None, None))], ids=str)
+def test_axes_need_not_nest_in_hosts(before: Any, after: Any) -> None:
+    mesh, array = rs.Mesh.of(a=3, b=4), np.arange(36 * 48, dtype=np.float32).reshape(36, 48)
+    levels = rs.network.Level(1, 6, "switch", 9, 0), rs.network.Level(6, 2, "switch", 1, 0)
+    plan = rs.plan(sharding(mesh, *before), sharding(mesh, *after), array.shape, "float32", network=rs.Network(levels))
+    assert "host" in plan.steps[0].after.mesh.sizes
+    explicit = (AxisType.Explicit,) * 2
+    devices = jax.make_mesh((3, 4), ("a", "b"), axis_types=explicit, devices=jax.devices()[:12])
+    x, namespace = jax.device_put(array, named_sharding_of(plan.source, devices)), dict[str, Any]()
+    assert_holds(jax.jit(lambda x: run(plan, x))(x), plan.target, array)
+    exec(code_of(plan), namespace)
+    assert_holds(jax.jit(lambda x: namespace["reshard"](x, devices))(x), plan.target, array)
+
+
 def test_ends_whose_meshes_have_no_axes_in_common_are_refused() -> None:
     """Axis q is every third device of six, which no axes of the other mesh are, though one has its size."""
     other = rs.Mesh.of(p=4, q=2, r=3)

@@ -44,6 +44,11 @@ def test_ranks_of_two_rings_change_places() -> None:
     assert not found["ranks_of_two_rings_change_places"], "\n".join(found["ranks_of_two_rings_change_places"][:5])
 
 
+def test_axes_do_not_nest_in_hosts() -> None:
+    found = wrong_features("torch_plans", ["axes_do_not_nest_in_hosts"], 12, timeout_s=60)["axes_do_not_nest_in_hosts"]
+    assert not found, "\n".join(found[:5])
+
+
 @pytest.mark.slow
 def test_limits_are_kept_by_a_hundred_plans() -> None:
     found = wrong_features("torch_plans", ["limits_are_kept"], 4, timeout_s=60)["limits_are_kept"]

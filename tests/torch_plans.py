@@ -374,6 +374,28 @@ def networks_are_fitted(rank: int) -> list[str]:
     ]
 
 
+def axes_do_not_nest_in_hosts(rank: int) -> list[str]:
+    """Plans by way of a mesh of hosts, where axes do not nest in these: the tiles, as code too."""
+    mesh = init_device_mesh("cpu", (3, 4), mesh_dim_names=("a", "b"))
+    hosts = rs.Network((rs.network.Level(1, 6, "switch", 9, 0), rs.network.Level(6, 2, "switch", 1, 0)))
+    whole = torch.arange(18 * 24, dtype=torch.float64).reshape(18, 24)
+    wrong, by_hosts = [], 0
+    for before, after in (([S0, S0], [R, S0]), ([S0, S1], [R, S1]), ([S1, S0], [R, R]), ([S0, R], [R, S1])):
+        ends = (rs.torch.sharding_of(side, mesh, 2) for side in (before, after))
+        plan = rs.plan(*ends, (18, 24), "float64", network=hosts)
+        by_hosts += any("host" in step.after.mesh.sizes for step in plan.steps)
+        source, wanted = (
+            distribute_tensor(whole, mesh, before),
+            cut(whole, spans((18, 24), (3, 4), after, coordinate(rank, (3, 4)))),
+        )
+        wrong.append(unless(same(rs.torch.run(plan, source).to_local(), wanted), f"{plan}: another tile"))
+        names: dict[str, Any] = {}
+        exec(plan.to_code("torch"), names)
+        wrong.append(unless(same(names["reshard"](source.to_local()), wanted), f"{plan!r} as code: another tile"))
+    wrong.append(unless(by_hosts > 1, "no plan goes by way of hosts"))
+    return wrong
+
+
 def parts_overlap(rank: int) -> list[str]:
     """Plans for hosts of two, in parts, by way of middles in blocks too: the tiles, gradients, and memory given."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))

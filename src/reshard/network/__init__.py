@@ -6,6 +6,7 @@ presets.py      networks by name
 calibration.py  latency and bandwidth from timings
 numbers.py      digits of positions as digits of device numbers
 networks.py     `Network`
+nested.py       a network as axes divide it that do not nest in its levels
 half_round.py   how what goes half round rings parts
 traffic.py      what an exchange puts on every level
 digit_loads.py  the same from digits alone
@@ -30,6 +31,7 @@ from reshard.network.combining import Transfers, least_transfers
 from reshard.network.hosts import host_bound, host_bytes
 from reshard.network.least_time import Cut, best_common_cut, best_cut
 from reshard.network.level import LINKS, Level
+from reshard.network.nested import nested
 from reshard.network.networks import Network
 from reshard.network.presets import FAMILIES
 from reshard.network.pricing import (
@@ -71,6 +73,7 @@ __all__ = [
     "host_bytes",
     "least_busy",
     "least_transfers",
+    "nested",
     "overlapped_seconds",
     "overlapped_spans",
     "seconds_of",

@@ -1,7 +1,7 @@
 """Ways that lead from source to target.
 
 The first is the shortest chain, which receives exactly the bound wherever nothing is partial.
-Six kinds of detour may do better:
+Seven kinds of detour may do better:
     scatter in place    where partial values are combined: combine them where they are, over as many devices as
                         can share the work, and move the result; or in every host alike, where hosts have all values
     combine alone       where latencies decide: every device gathers all values that it wants and combines them
@@ -12,6 +12,7 @@ Six kinds of detour may do better:
     spread in a host    where what hosts hold changes: let all devices of a host share what crosses (`spread`)
     digit by digit      where tiles change places along several lines: halves of lines first (`digit_by_digit`)
     gather first        where latencies decide: gather along some axes, and exchange what is left in fewer messages
+    by hosts            where axes do not nest in hosts: to each host once what its devices need (`by_hosts`)
 
 The first two are refinements of an end by axes that it does not use.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice, pairwise, product
+from itertools import chain, islice, pairwise, product
 from math import prod
 from operator import le
 
@@ -30,7 +31,8 @@ from reshard.collectives.fewest_bytes import fewest_bytes_chain, fewest_bytes_mi
 from reshard.digits import Digit, Digits
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
-from reshard.network import Network
+from reshard.network import Network, nested
+from reshard.planner.by_hosts import by_hosts
 from reshard.planner.digit_by_digit import digit_by_digit
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.policy import is_small
@@ -74,8 +76,9 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
 
 
 def _boundaries(reshard: Reshard, network: Network) -> list[int]:
-    """The strides at which a level begins, and the end of the last."""
-    return sorted({*level_strides(network), reshard.target.mesh.size} - {1})
+    """The strides at which a level begins, or groups in which axes nest, and the end of the last."""
+    mesh = reshard.target.mesh
+    return sorted({*level_strides(network), *level_strides(nested(network, mesh)), mesh.size} - {1})
 
 
 def at_once(prices: RoutePrices) -> list[Route]:
@@ -107,10 +110,14 @@ def at_once(prices: RoutePrices) -> list[Route]:
 def _on_levels(prices: RoutePrices) -> Iterator[Route]:
     """Those for a network, however much data there are."""
     reshard, network = prices.reshard, prices.network
-    size = reshard.target.mesh.size
-    boundaries = _boundaries(reshard, network)
-    slower = (outer.stride for inner, outer in pairwise(network.levels) if outer.bandwidth < inner.bandwidth)
-    yield from detours(reshard, boundaries, {stride for stride in slower if stride < size})
+    mesh = reshard.target.mesh
+    as_axes_nest = nested(network, mesh)
+    levels = chain.from_iterable(map(pairwise, (network.levels, as_axes_nest.levels)))
+    slower = (outer.stride for inner, outer in levels if outer.bandwidth < inner.bandwidth)
+    hosts = {stride for stride in slower if stride < mesh.size}
+    yield from detours(reshard, _boundaries(reshard, network), hosts)
+    for host in hosts.difference(level_strides(as_axes_nest)):  # in which axes do not nest
+        yield from [Route(middles, host) for middles in by_hosts(reshard, host)]
     with suppress(ReshardError):  # digits without names
         yield from by_levels(prices, 1.0)
     with suppress(ReshardError):

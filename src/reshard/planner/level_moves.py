@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from reshard.digits import Digit, Digits, Positions
 from reshard.exchange.ring_roles import MOST_PLACES, RingRoles
 from reshard.mix import Floats
-from reshard.network import Level, Network
+from reshard.network import Level, Network, nested
 from reshard.network.digit_loads import digit_loads
 from reshard.network.formulas import all_gather, all_to_all
 from reshard.network.ring_loads import least_along
@@ -116,6 +116,7 @@ class LevelWays:
         """
         if reshard.source.mesh.size != network.size:
             return None
+        network = nested(network, reshard.source.mesh)
         common = common_digits(reshard, [level.stride for level in network.levels[1:]])
         if common is None:
             return None
