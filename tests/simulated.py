@@ -225,7 +225,7 @@ def gathered_stages(exchange: Any, network: Network) -> Stages | None:
     if not isinstance(exchange, DigitExchange) or not exchange.stays or not exchange.gathered:
         return None
     kinds = {_kind(exchange, i) for i in exchange.gathered}
-    digits = Digits(exchange.common.digits[i] for i in exchange.gathered)
+    digits = Digits(sorted((exchange.common.digits[i] for i in exchange.gathered), reverse=True)).joined()
     is_one = kinds in ({"all-gather"}, {"reduce-scatter"}) or _combines_alone(exchange)
     return _stages(network, exchange.source.mesh, digits) if is_one else None
 

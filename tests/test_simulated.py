@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from problems import switches
 from simulated import simulated_seconds
 from time_bounds import NETWORKS, pairs
 
@@ -29,6 +30,13 @@ def test_prices_are_what_a_simulation_takes(name: str, count: int) -> None:
     mesh, network = NETWORKS[name]
     for source, target in Random(count).sample(pairs(mesh, 1000), count):
         check_price(plan(source, target, (512, 512), "int8", network=network), network)
+
+
+@pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_prices_hold_where_axes_do_not_nest_in_hosts(count: int) -> None:
+    mesh, network = Mesh.of(data=3, model=4), switches((6, 9e9), (2, 1e9))
+    for source, target in Random(count).sample(pairs(mesh, 1000), count):
+        check_price(plan(source, target, (360, 720), "int8", network=network), network)
 
 
 def test_latencies_are_waited_for() -> None:
