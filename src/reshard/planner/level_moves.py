@@ -5,6 +5,7 @@ carries how much: an all-to-all on one level loads no other.
 What the digits of a level do is one of few things:
 
     source, target   what they do at that end
+    partial          each device along it has partial values, at the source alone
     nothing          all devices along it hold the same
     shared           they cut a part of the tensor that no device has at either end, so that what devices hold alike, or
                      what one of them must pass on, is shared out
@@ -34,7 +35,7 @@ with all; or `y` is shared first, a quarter of the tensor changes along every ri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain, count, product
 from math import prod
@@ -44,7 +45,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.axis import merged
 from reshard.digits import Digit, Digits, Positions
+from reshard.errors import ReshardError
 from reshard.exchange.ring_roles import MOST_PLACES, RingRoles
 from reshard.mix import Floats
 from reshard.network import Level, Network, nested
@@ -67,7 +70,11 @@ CACHED_LOADS = 8192
 
 
 Roles = tuple[int | None, ...]
-"""Per digit of the position, the number of the tensor's digit that it cuts."""
+"""Per digit of the position, the number of the tensor's digit that it cuts, or `PARTIAL`."""
+PARTIAL = -1
+"""Of digits along which values are partial."""
+NO_CUT = frozenset((None, PARTIAL))
+"""What digits do that cut nothing."""
 
 
 class LevelGraph(NamedTuple):
@@ -106,7 +113,7 @@ class LevelWays:
     @classmethod
     @lru_cache(16)  # asked for twice in one plan, and its numbers are derived but once
     def of(cls, reshard: Reshard, network: Network, *, finely: bool = False, along: bool = False) -> LevelWays | None:
-        """The ways; None where tiles differ in size, values are partial, or no digits lie in levels.
+        """The ways; None where tiles differ in size, values are partial at the target, or no digits lie in levels.
 
         Args:
             reshard: what is to be moved.
@@ -117,16 +124,19 @@ class LevelWays:
         if reshard.source.mesh.size != network.size:
             return None
         network = nested(network, reshard.source.mesh)
-        common = common_digits(reshard, [level.stride for level in network.levels[1:]])
+        common = common_digits(reshard, [level.stride for level in network.levels[1:]], partial=True)
         if common is None:
             return None
         share_out(common.of_positions, common.by_dim)
-        roles = [tuple(map(common.numbers(end).get, common.of_positions)) for end in ("source", "target", "shared")]
+        numbers = {end: common.numbers(end) for end in ("source", "target", "shared")}
+        partial = [digit for digit in common.of_positions if any(map(digit.lies_in, reshard.source.layout.unreduced))]
+        numbers["source"] |= dict.fromkeys(partial, PARTIAL)
+        roles = [tuple(map(end.get, common.of_positions)) for end in numbers.values()]
         graph = _graph(network, common.of_positions, *roles, finely=finely, along=along)
         if graph is None:
             return None
-        numbers = count()
-        by_dim = tuple(tuple((next(numbers), digit.size) for digit in dim) for dim in common.by_dim)
+        counted = count()
+        by_dim = tuple(tuple((next(counted), digit.size) for digit in dim) for dim in common.by_dim)
         return cls(reshard, common.of_positions, by_dim, graph)
 
     @cached_property
@@ -226,10 +236,17 @@ class LevelWays:
         return self._shardings[roles]
 
     def _sharding_anew(self, roles: Roles) -> Sharding:
-        cutting = {role: digit for role, digit in zip(roles, self.digits, strict=True) if role is not None}
-        mesh = self.reshard.source.mesh
+        cutting = {role: digit for role, digit in zip(roles, self.digits, strict=True) if role not in NO_CUT}
+        source, mesh = self.reshard.source, self.reshard.source.mesh
         dims = [dim_cuts(mesh, [(size, cutting.get(number)) for number, size in dim]) for dim in self.by_dim]
-        return sharding_of_cuts(mesh, dims)
+        sharding = sharding_of_cuts(mesh, dims)
+        partial = Digits([digit for digit, role in zip(self.digits, roles, strict=True) if role == PARTIAL])
+        if not partial:
+            return sharding
+        unreduced = mesh.axes_of(partial)
+        if unreduced is None:
+            raise ReshardError("cannot-express", f"no axes are the digits {partial}")
+        return replace(sharding, unreduced=merged(unreduced, mesh.sizes), reduction=source.reduction)
 
 
 @lru_cache(CACHED)
@@ -254,7 +271,7 @@ def _graph(
     steps: list[tuple[Positions, Positions, Floats, Floats]] = []
     for number, (level, numbers, listed) in enumerate(zip(network.levels, inside, choices, strict=True)):
         sizes = [digits[n].size for n in numbers]
-        parts = [prod(size for size, role in zip(sizes, roles, strict=True) if role is not None) for roles in listed]
+        parts = [prod(size for size, role in zip(sizes, roles, strict=True) if role not in NO_CUT) for roles in listed]
         shards *= np.array(parts)[places[:, number]]
         strides = [digits[n].stride // level.stride for n in numbers]
         choices_alike = tuple(_renumbered(*listed))
@@ -296,7 +313,7 @@ def _places_of_one(choices: Sequence[Sequence[Roles]]) -> list[tuple[int, ...]]:
     """
     taken: dict[tuple[int, ...], frozenset[int | None]] = {(): frozenset()}
     for listed in choices:
-        cut = [(number, frozenset(roles) - {None}) for number, roles in enumerate(listed)]
+        cut = [(number, frozenset(roles) - NO_CUT) for number, roles in enumerate(listed)]
         taken = {
             (*place, number): digits | own for place, digits in taken.items() for number, own in cut if not digits & own
         }
@@ -344,7 +361,7 @@ def _settled(roles: Sequence[tuple[int | None, int | None, int | None]]) -> Role
 
 def _is_one(roles_by_level: Sequence[Roles]) -> bool:
     """Whether no digit of the tensor is cut twice."""
-    cut = [role for roles in roles_by_level for role in roles if role is not None]
+    cut = [role for roles in roles_by_level for role in roles if role not in NO_CUT]
     return len(set(cut)) == len(cut)
 
 
@@ -392,15 +409,15 @@ def _kinds_of_pairs(choices: Sequence[Roles]) -> Positions:
     """Per choice before and after a number, the same for changes that are alike but for the numbers of roles.
 
     >>> _kinds_of_pairs([(0,), (1,), (None,)]).tolist()
-    [[0, 2, 4], [2, 0, 4], [3, 3, 5]]
+    [[0, 3, 9], [3, 0, 9], [5, 5, 11]]
     """
-    roles = np.array([[-1 if role is None else role for role in choice] for choice in choices])
+    roles = np.array([[PARTIAL - 1 if role is None else role for role in choice] for choice in choices])
     count = roles.shape[1]
-    is_none, places = roles < 0, np.arange(count)
+    no_cuts, places = -np.minimum(roles, 0), np.arange(count)  # which of them, or 0
     is_same = roles[:, None, :, None] == roles[:, None]
     origins = np.where(is_same.any(axis=2), is_same.argmax(axis=2), count)  # where a role was before, or nowhere
-    origins[:, is_none] = count + 1
-    return np.asarray(origins @ (count + 2) ** places * 2**count + (is_none @ 2**places)[:, None])
+    origins = np.where(no_cuts, count + no_cuts, origins)
+    return np.asarray(origins @ (count + 3) ** places * 3**count + (no_cuts @ 3**places)[:, None])
 
 
 def _renumbered(*lists: Roles) -> list[Roles]:
@@ -409,13 +426,15 @@ def _renumbered(*lists: Roles) -> list[Roles]:
     >>> _renumbered((7, None), (None, 7)), _renumbered((3, 5), (5, 3))
     ([(0, None), (None, 0)], [(0, 1), (1, 0)])
     """
-    numbers: dict[int | None, int | None] = {None: None}
-    return [tuple([numbers.setdefault(role, len(numbers) - 1) for role in roles]) for roles in lists]
+    numbers: dict[int | None, int | None] = {None: None, PARTIAL: PARTIAL}
+    return [tuple([numbers.setdefault(role, len(numbers) - 2) for role in roles]) for roles in lists]
 
 
 @lru_cache(CACHED_LOADS)
 def _load(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles, along: bool) -> LevelLoad | None:
     """What it takes that digits of a level change what they do; None where no step is known."""
+    if PARTIAL in before:
+        return _load_of_partial(level, digits, before, after)
     at_own_value, roles = _load_at_own_value(level, digits, before, after), RingRoles(Digits(digits), before, after)
     if not along or (at_own_value is not None and (roles.is_one_collective or not at_own_value.seconds)):
         return at_own_value
@@ -466,6 +485,33 @@ def _load_of_collective(level: Level, digits: tuple[Digit, ...], is_gather: bool
     if is_gather:
         return LevelLoad(all_gather(part.at_once(), 1.0), all_gather(part, 0.0))
     return LevelLoad(all_to_all(part.at_once(), float(part.size)), all_to_all(part, 0.0))
+
+
+def _load_of_partial(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
+    """The same where values are partial: nothing else changes while they are combined, nor do they while it does.
+
+    What is combined is scattered; where all have it then, it is gathered.
+    """
+    changes = [(digit, old, new) for digit, old, new in zip(digits, before, after, strict=True) if old != new]
+    combined = [digit for digit, old, _ in changes if old == PARTIAL]
+    cut_before = {role for role in before if role not in NO_CUT}
+    if 0 < len(combined) < len(changes) or any(old == PARTIAL and new in cut_before for _, old, new in changes):
+        return None
+    if not combined:
+        moving = [n for n, role in enumerate(before) if role != PARTIAL]
+        ends = (tuple([end[n] for n in moving]) for end in (before, after))
+        return _load_at_own_value(level, tuple([digits[n] for n in moving]), *ends)
+    tile, seconds, latency_s = 1.0, 0.0, 0.0
+    scattered = tuple([digit for digit, old, new in changes if new is not None])
+    everywhere = tuple([digit for digit, old, new in changes if new is None])
+    for group, times in ((scattered, 1), (everywhere, 2)):
+        load = _load_of_collective(level, group, True) if group else LevelLoad(0.0, 0.0)
+        if load is None:
+            return None
+        seconds += times * load.seconds * tile
+        latency_s += times * load.latency_s
+        tile /= prod([digit.size for digit in group])
+    return LevelLoad(seconds, latency_s)
 
 
 def _load_of_pieces(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:

@@ -96,7 +96,7 @@ def _fastest_of_candidates(reshard: Reshard, network: Network, options: Options)
         count = COMBINED if is_of_boxes or not is_small(reshard) else 1
         more = _others(timed, _moved_by_themselves(timed, prices, options, best.seconds or 0.0, count), prices)
         best = _best_of(more, prices, options, best, timed)
-    elif _is_far_from_least(best):
+    if _is_far_from_least(best):
         best = with_shares(best, timed, finely=True, along=along)
     return best, timed
 

@@ -66,16 +66,17 @@ class CommonDigits(NamedTuple):
         return sharding_of_cuts(mesh, [dim_cuts(mesh, dim) for dim in dims])
 
 
-def common_digits(reshard: Reshard, strides: Iterable[int]) -> CommonDigits | None:
+def common_digits(reshard: Reshard, strides: Iterable[int], *, partial: bool = False) -> CommonDigits | None:
     """The digits of both ends; None where there are none in common, tiles differ in size, or values are partial.
 
     Args:
         reshard: on one mesh of consecutive devices, else there are none.
         strides: of the position, at which its digits are cut besides.
+        partial: whether values may be partial at the source.
     """
     source, target = reshard.source, reshard.target
     mesh = source.mesh
-    if mesh != target.mesh or mesh.device_ids is not None or source.unreduced or target.unreduced:
+    if mesh != target.mesh or mesh.device_ids is not None or target.unreduced or (source.unreduced and not partial):
         return None
     sides = Tiling.of(source, reshard.shape), Tiling.of(target, reshard.shape)
     if not all(side.is_even() for side in sides) or any(side.layout.has_windows for side in sides):
