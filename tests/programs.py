@@ -14,10 +14,10 @@ from reshard.contraction.chooser import Chooser
 from reshard.contraction.goal import Goal
 from reshard.operations.pattern import Pattern
 from reshard.propagation import Placement, Program, Value
+from reshard.propagation.explicit import explicit
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.model import Model
 from reshard.propagation.optimum import optimum
-from reshard.propagation.placement import explicit
 
 MESHES = ({"x": 2, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 3})
 SIZES = (2, 3, 4, 5, 6, 8, 12)

@@ -17,7 +17,8 @@ lower_bound.py  a bound that is found when somebody asks
 descent.py      a choice made better, with reshards shared
 optimum.py      the choice: begun, improved, and its reshards asked of the planner
 settling.py     single operations looked at again among all layouts
-placement.py    a program once it is placed: reshards inserted and shared, reductions deferred, figures, table
+explicit.py     the choice made explicit: reshards inserted and shared, reductions deferred
+placement.py    a program once it is placed: its figures, its table
 memory.py       what a device holds when
 rents.py        what it costs to hold values where a device holds too much
 recipes.py      where people begin who choose a layout by hand

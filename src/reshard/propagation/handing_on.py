@@ -46,7 +46,7 @@ from reshard.propagation.space import Pieces
 from reshard.propagation.ways import Layouts
 
 if TYPE_CHECKING:
-    from reshard.propagation.placement import PlacedSoFar
+    from reshard.propagation.explicit import PlacedSoFar
 
 MOST_MOVES = 32
 """More are not made one after another."""

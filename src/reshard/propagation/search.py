@@ -40,12 +40,13 @@ from reshard.errors import ReshardError
 from reshard.garbage import uncollected
 from reshard.network import check_reach
 from reshard.propagation.builder import Builder
+from reshard.propagation.explicit import explicit
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.memory import Life, lives
 from reshard.propagation.model import Model
 from reshard.propagation.nodes import Besides, Rent
 from reshard.propagation.optimum import Optimum, changed, crossed, optimum
-from reshard.propagation.placement import Placement, explicit
+from reshard.propagation.placement import Placement
 from reshard.propagation.reasons import reason
 from reshard.propagation.recipes import recipes, taking_over
 from reshard.propagation.rents import halfway, raised, rents
