@@ -79,6 +79,7 @@ def along_a_ring(before: Any, after: Any, limit: int | None = None) -> rs.Plan:
     return rs.Plan(reshard, (step,), Options(memory_limit=limit))
 
 
+TORUS = rs.Network(tuple(rs.network.Level(stride, size, "ring", 1, 0) for stride, size in ((1, 4), (4, 2))))
 AROUND_8 = rs.Network((rs.network.Level(1, 8, "ring", 1, 0),))
 AROUND = {
     "in another order": ((("a", "b"), None), (("b", "a"), None)),
@@ -212,12 +213,12 @@ def test_code_and_loops_for_other_dtypes(dtype: str) -> None:
     assert_holds(namespace["reshard"](x, EXPLICIT[GRID]), target, array)
 
 
-@pytest.mark.parametrize("limit", [rare(None), 1 << 30])
+@pytest.mark.parametrize("more", [rare({}), {"memory_limit": 1 << 30}, {"network": TORUS}], ids=str)
 @pytest.mark.parametrize("target", [("x", "y"), rare((None, "x")), (None, None), rare(("y", None))])
 @pytest.mark.parametrize("axes", ["y", ("x", "y")])
-def test_sums(axes: Any, target: tuple[Any, ...], limit: int | None) -> None:
+def test_sums(axes: Any, target: tuple[Any, ...], more: dict[str, Any]) -> None:
     source, goal = sharding(GRID, None, None, unreduced=axes), sharding(GRID, *target)
-    plan = rs.plan(source, goal, SHAPE, "float32", memory_limit=limit)
+    plan = rs.plan(source, goal, SHAPE, "float32", **more)
     named = NamedSharding(EXPLICIT[GRID], P(None, None, unreduced={axes} if axes == "y" else set(axes)))
     parts = 4 if axes == "y" else 8
     tile = ARRAY.astype(np.float32)
