@@ -433,7 +433,7 @@ def _renumbered(*lists: Roles) -> list[Roles]:
 @lru_cache(CACHED_LOADS)
 def _load(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles, along: bool) -> LevelLoad | None:
     """What it takes that digits of a level change what they do; None where no step is known."""
-    if PARTIAL in before:
+    if PARTIAL in before or PARTIAL in after:
         return _load_of_partial(level, digits, before, after)
     at_own_value, roles = _load_at_own_value(level, digits, before, after), RingRoles(Digits(digits), before, after)
     if not along or (at_own_value is not None and (roles.is_one_collective or not at_own_value.seconds)):
@@ -488,22 +488,23 @@ def _load_of_collective(level: Level, digits: tuple[Digit, ...], is_gather: bool
 
 
 def _load_of_partial(level: Level, digits: Sequence[Digit], before: Roles, after: Roles) -> LevelLoad | None:
-    """The same where values are partial: nothing else changes while they are combined, nor do they while it does.
+    """The same where values are partial: nothing else changes while they are combined, and none become so.
 
     What is combined is scattered; where all have it then, it is gathered.
     """
     changes = [(digit, old, new) for digit, old, new in zip(digits, before, after, strict=True) if old != new]
-    combined = [digit for digit, old, _ in changes if old == PARTIAL]
-    cut_before = {role for role in before if role not in NO_CUT}
-    if 0 < len(combined) < len(changes) or any(old == PARTIAL and new in cut_before for _, old, new in changes):
+    combined = [(digit, new) for digit, old, new in changes if old == PARTIAL]
+    if 0 < len(combined) < len(changes) or any(new == PARTIAL for _, _, new in changes):
         return None
     if not combined:
         moving = [n for n, role in enumerate(before) if role != PARTIAL]
         ends = (tuple([end[n] for n in moving]) for end in (before, after))
         return _load_at_own_value(level, tuple([digits[n] for n in moving]), *ends)
+    if not {new for _, new in combined if new is not None}.isdisjoint(before):
+        return None
     tile, seconds, latency_s = 1.0, 0.0, 0.0
-    scattered = tuple([digit for digit, old, new in changes if new is not None])
-    everywhere = tuple([digit for digit, old, new in changes if new is None])
+    scattered = tuple([digit for digit, new in combined if new is not None])
+    everywhere = tuple([digit for digit, new in combined if new is None])
     for group, times in ((scattered, 1), (everywhere, 2)):
         load = _load_of_collective(level, group, True) if group else LevelLoad(0.0, 0.0)
         if load is None:
