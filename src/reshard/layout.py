@@ -30,6 +30,8 @@ from reshard.tile import Span, Tile
 
 NOWHERE = 0
 """The stride of a digit of a dim that no device has."""
+KEPT = 16
+"""Of how many shapes a layout keeps which digit cuts which dim."""
 
 
 class Tie(NamedTuple):
@@ -245,14 +247,19 @@ class Layout:
 
         A dim may end inside its last block, or before it, where it is cut in one stage.
         """
-        key = tuple(shape)
-        if key not in self._ties_of:  # each step from or to a tiling asks for them
-            self._ties_of[key] = self._woven_ties(shape) if self.weaves else self._plain_ties(shape)
-        return self._ties_of[key]
+        key, known = tuple(shape), self._ties_of
+        try:
+            return known[key]
+        except KeyError:
+            ties = self._woven_ties(shape) if self.weaves else self._plain_ties(shape)
+            if len(known) >= KEPT:
+                known.clear()
+            known[key] = ties
+            return ties
 
     @cached_property
     def _ties_of(self) -> dict[tuple[int, ...], list[Tie] | None]:
-        """By shape, those that were asked for."""
+        """By shape, the last that were asked for: each step from or to a tiling asks."""
         return {}
 
     def _plain_ties(self, shape: Sequence[int]) -> list[Tie] | None:

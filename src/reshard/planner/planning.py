@@ -23,10 +23,11 @@ from reshard.collectives.fewest_bytes import fewest_bytes_chain
 from reshard.collectives.one_axis import one_axis_chain
 from reshard.errors import ReshardError
 from reshard.garbage import uncollected
-from reshard.network import Network, forget_steps
+from reshard.network import Network, best_cut, forget_steps, least_transfers
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates, gathered
+from reshard.planner.level_moves import LevelWays
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.number_of_parts import overlapped
 from reshard.planner.policy import best_first, explained, shrinks_first
@@ -224,5 +225,8 @@ def cache_clear() -> None:
     all_cuts.cache_clear()
     RoutePrices.of.cache_clear()
     StepPrices.of.cache_clear()
+    LevelWays.of.cache_clear()
     step_of.cache_clear()
     forget_steps()
+    best_cut.cache_clear()
+    least_transfers.cache_clear()
