@@ -18,7 +18,7 @@ import numpy as np
 
 from reshard.digits import Positions
 from reshard.errors import ReshardError
-from reshard.mix import Floats, best_mix
+from reshard.mix import Floats, GrowingMix, best_mix
 from reshard.network import Use, spans_of_uses, uses_of
 from reshard.planner.level_moves import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
@@ -111,7 +111,9 @@ def _worth_taking(ways: LevelWays, places: Sequence[int], busy: Floats, limit: f
 
     Each as it is, and with steps apart where they can be; none where that mix takes longer than a limit.
     """
-    loads, paths, mix = busy, list[tuple[int, ...]](), best_mix(busy)
+    growing, paths = GrowingMix(busy.shape[1], float(busy.max())), list[tuple[int, ...]]()
+    growing.add(busy)
+    mix = growing.best()
     first_places = np.cumsum([0, *places[:-1]])  # a way on one level at a time is taken to load all links of a line
     prices = np.ones(len(places))  # first what takes least step by step, which is done soonest after its busiest
     while len(paths) < TRIED:
@@ -125,8 +127,8 @@ def _worth_taking(ways: LevelWays, places: Sequence[int], busy: Floats, limit: f
         if paths and added @ mix.prices > 1 - ENOUGH:
             break
         paths.append(path)
-        loads = np.vstack([loads, added])
-        mix = best_mix(loads)
+        growing.add(added[None])
+        mix = growing.best()
         prices = np.add.reduceat(mix.prices, first_places)
     if mix.seconds >= limit:
         return []
