@@ -29,19 +29,23 @@ from problems import Problem, full_axis_shardings, switches
 
 import reshard as rs
 from reshard import numpy as engine
+from reshard.digits import Digit
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import DigitExchange
+from reshard.layout import KEPT, Tie
 from reshard.mesh import Mesh
-from reshard.network import Level, Network, host_bound, host_bytes, seconds_of
+from reshard.network import Level, Network, best_cut, host_bound, host_bytes, least_transfers, seconds_of
 from reshard.network.pricing import exchange_seconds
 from reshard.network.traffic import loads
-from reshard.planner import alternatives, plan
+from reshard.planner import alternatives, plan, soonest
 from reshard.planner.candidates import candidates, detours
+from reshard.planner.level_moves import LevelWays
+from reshard.planner.route_prices import RoutePrices
 from reshard.plans import Plan
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import Chain, Step, chain_through, chains_of
+from reshard.steps import Chain, Step, chain_through, chains_of, step_of
 
 INT64 = dtype_named("int64")
 """What the repr of a plan needs."""
@@ -762,6 +766,36 @@ def test_equal_networks_share_a_plan_and_others_do_not() -> None:
     rs.planner.cache_clear()
     assert made("h100-2x8") == kept
     assert made("h100-2x8") is not kept
+
+
+def test_with_plans_all_is_forgotten_that_is_known_of_what_they_move() -> None:
+    mesh = Mesh.of(a=4, b=4)
+    ends = Sharding.of(mesh, None, "a", unreduced="b"), Sharding.of(mesh, "a", "b")
+    assert plan(*ends, (4096, 8192), "f32", network="tpu-v5e-4x4").lower_bound_seconds
+    kept = (LevelWays.of, RoutePrices.of, best_cut, least_transfers, step_of)
+    assert all(known.cache_info().currsize for known in kept)
+    rs.planner.cache_clear()
+    assert not any(known.cache_info().currsize for known in kept)
+
+
+def test_a_layout_keeps_its_digits_for_few_shapes() -> None:
+    layout = Sharding.of(Mesh.of(a=4), "a").layout
+    ties = [layout.ties((4 * length,)) for length in range(1, 200)]
+    assert len(layout._ties_of) <= KEPT
+    assert ties == [[Tie(0, Digit(1, 4), length)] for length in range(1, 200)]
+
+
+def test_no_other_way_is_looked_for_where_the_first_takes_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = Mesh.of(a=4, b=4)
+    ends = Sharding.of(mesh, ("a", "b"), None), Sharding.of(mesh, "a", None)
+    others = Sharding.of(mesh, "a", None), Sharding.of(mesh, None, "a")
+    monkeypatch.setattr(soonest, "candidates", lambda *_: pytest.fail("other ways are looked for"))
+    rs.planner.cache_clear()
+    least = plan(*ends, (2**14, 2**14), "f32", network="tpu-v5e-4x4")
+    assert [step.kind for step in least.steps] == ["AllGather"]
+    assert least.seconds == pytest.approx(least.lower_bound_seconds, rel=1e-12)
+    with pytest.raises(pytest.fail.Exception):
+        plan(*others, (2**14, 2**14), "f32", network="tpu-v5e-4x4")
 
 
 # What is refused.

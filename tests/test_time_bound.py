@@ -118,6 +118,18 @@ def test_cuts_are_what_boxes_and_links_say() -> None:
     assert proved > DRAWN // 2
 
 
+def test_no_other_cut_is_looked_for_once_one_takes_long_enough() -> None:
+    """It takes long enough wherever the best one does, and is the best one wherever that does not."""
+    rng = random.Random(4)
+    for reshard, network in (drawn_reshard(rng) for _ in range(60)):
+        best = best_cut(reshard, network)
+        for part in (0.5, 1.0, 1.5) if best is not None else ():
+            enough_s = best.seconds * part
+            cut = best_cut(reshard, network, enough_s)
+            assert cut is not None
+            assert (enough_s if part <= 1 else best.seconds) <= cut.seconds <= best.seconds, (reshard, network)
+
+
 def test_no_bound_is_known_of_what_stays_partial() -> None:
     """All values may be combined near by and cross once: 8 classes of 8 KiB at a byte/s take 8,192 s apart."""
     mesh = Mesh.of(x=2, y=8)

@@ -27,7 +27,7 @@ level 1  line of 4, 45 GB/s, 1 us
 from __future__ import annotations
 
 from reshard.network.calibration import Calibration, LevelFit
-from reshard.network.combining import Transfers, least_transfers
+from reshard.network.combining import Transfers, least_seconds, least_transfers
 from reshard.network.hosts import host_bound, host_bytes
 from reshard.network.least_time import Cut, best_common_cut, best_cut
 from reshard.network.level import LINKS, Level
@@ -72,6 +72,7 @@ __all__ = [
     "host_bound",
     "host_bytes",
     "least_busy",
+    "least_seconds",
     "least_transfers",
     "nested",
     "overlapped_seconds",

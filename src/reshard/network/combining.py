@@ -31,13 +31,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 
 from reshard.digits import Digit, Digits, Positions
 from reshard.network.crossing import Placed, Sides
+from reshard.network.least_time import best_cut
 from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.pricing import check_reach
@@ -115,6 +116,19 @@ def least_transfers(reshard: Reshard, network: Network) -> Transfers | None:
     if larger is not sides:
         counted = [_by_boxes(sides, transfers) for transfers in counted[:FURTHER]] if _is_countable(sides) else []
     return max(counted, key=lambda transfers: transfers.seconds, default=None)
+
+
+def least_seconds(reshard: Reshard, network: Network, enough_s: float = inf) -> float:
+    """Seconds that no plan goes below: those of the best cut, or of the transfers where these take longer.
+
+    0 where nothing must move, and where no bound is known; `enough_s` is that of `best_cut`.
+
+    Raises:
+        ReshardError: `bad-network`.
+    """
+    cut = best_cut(reshard, network, enough_s)
+    transfers = None if cut is None else least_transfers(reshard, network)
+    return max([proof.seconds for proof in (cut, transfers) if proof is not None], default=0.0)
 
 
 def _by_digits(sides: Sides, placed: Placed, network: Network) -> Iterator[Transfers]:

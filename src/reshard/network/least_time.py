@@ -38,7 +38,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import prod
+from math import inf, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,13 +111,14 @@ class Cut:
 
 
 @lru_cache(CACHED)
-def best_cut(reshard: Reshard, network: Network) -> Cut | None:
+def best_cut(reshard: Reshard, network: Network, enough_s: float = inf) -> Cut | None:
     """The cut that takes longest, of those tried; None where nothing must cross, or no bound is known.
 
     Args:
         reshard: what is to be moved. Of values that are partial then, which may be combined on the way
             all the same, and of windows that are summed, no bound is known.
         network: must reach all devices.
+        enough_s: once a cut takes so many seconds no other is looked for.
 
     Raises:
         ReshardError: `bad-network`.
@@ -127,7 +128,7 @@ def best_cut(reshard: Reshard, network: Network) -> Cut | None:
     source, target = (Tiling.of(end, reshard.shape) for end in (reshard.source, reshard.target))
     if not network.levels or source.layout.is_summed or target.layout.unreduced:
         return None
-    return best_common_cut([Sides(source, target, reshard.dtype.itemsize)], network)
+    return best_common_cut([Sides(source, target, reshard.dtype.itemsize)], network, enough_s=enough_s)
 
 
 class _Digits(NamedTuple):
@@ -146,7 +147,9 @@ class _Digits(NamedTuple):
         return None if placed is None else cls(larger, placed)
 
 
-def best_common_cut(sides: Sequence[Sides], network: Network, devices: Sequence[int] = ()) -> Cut | None:
+def best_common_cut(
+    sides: Sequence[Sides], network: Network, devices: Sequence[int] = (), enough_s: float = inf
+) -> Cut | None:
     """The cut that takes longest, of those tried, where several tensors cross at once.
 
     What must cross is the sum over the tensors, for no byte of one serves another.
@@ -155,6 +158,7 @@ def best_common_cut(sides: Sequence[Sides], network: Network, devices: Sequence[
         sides: per tensor; of equal ones one stands for all, with all their bytes as its `itemsize`.
         network: must reach all devices.
         devices: the parts that have these are tried too: the device, its host, …
+        enough_s: that of `best_cut`.
 
     Returns:
         The cut; None where nothing must cross, or tiles are too many to list.
@@ -167,7 +171,7 @@ def best_common_cut(sides: Sequence[Sides], network: Network, devices: Sequence[
             level += [digit.stride for digit in inside]
     lengths = tuple(tuple(sorted(set(level))) for level in strides)
     tried = [exactly] if nearly == exactly else [exactly, nearly]  # more cuts by digits, and the last devices by boxes
-    cuts = [_best_common_cut(sides, known, network, lengths, tuple(devices)) for known in tried]
+    cuts = [_best_common_cut(sides, known, network, lengths, tuple(devices), enough_s) for known in tried]
     return max(filter(None, cuts), key=lambda cut: cut.seconds, default=None)
 
 
@@ -177,6 +181,7 @@ def _best_common_cut(
     network: Network,
     lengths: tuple[tuple[int, ...], ...],
     devices: tuple[int, ...],
+    enough_s: float,
 ) -> Cut | None:
     """The same of tensors of which some have digits; `lengths` are per level those of the runs that are tried."""
     incidences = sum(side.incidences for side, digits in zip(sides, known, strict=True) if digits is None)
@@ -184,7 +189,7 @@ def _best_common_cut(
     if not budget:
         return None
     cut = _longest_cut(sides, known, network, _parts_of_levels(network, lengths, not incidences, budget, devices))
-    return cut if cut is None or incidences else _with_better_runs(cut, sides, known, network)
+    return cut if cut is None or incidences else _with_better_runs(cut, sides, known, network, enough_s)
 
 
 def _with_better_runs(
@@ -192,6 +197,7 @@ def _with_better_runs(
     sides: Sequence[Sides],
     known: Sequence[_Digits | None],
     network: Network,
+    enough_s: float,
 ) -> Cut:
     """The cut with all runs tried along one ring or line after another, until none of them makes it take longer.
 
@@ -200,7 +206,7 @@ def _with_better_runs(
     """
     levels = [n for n, level in enumerate(network.levels) if not level.is_switch and FEW < level.size <= MOST_IN_RUNS]
     untried = levels.copy()
-    while untried:
+    while untried and cut.seconds < enough_s:
         number = untried.pop(0)
         parts = _with_all_runs(network, cut.members, number)
         longer = _longest_cut(sides, known, network, parts)

@@ -22,7 +22,7 @@ from functools import lru_cache
 from math import inf
 
 from reshard.errors import ReshardError
-from reshard.network import Network
+from reshard.network import Network, least_seconds
 from reshard.network.pricing import uses_of
 from reshard.planner import better_legs
 from reshard.planner.candidates import at_once, candidates, refined
@@ -76,6 +76,9 @@ def fastest_plan(reshard: Reshard, network: Network, options: Options) -> Plan:
 def _fastest_of_candidates(reshard: Reshard, network: Network, options: Options) -> tuple[Plan, Sequence[TimedRoute]]:
     """That of the candidates and those like them alone, and the ways that it was chosen among."""
     prices = RoutePrices.of(reshard, network)
+    direct = prices.timed(Route())
+    if _is_least(direct, reshard, network):
+        return Plan(reshard, prices.chain(direct.route), options), [direct]
     routes = at_once(prices)
     timed = timed_routes(prices, routes or candidates(reshard, network))
     best = _best_of(timed, prices, options)
@@ -110,13 +113,13 @@ def _by_further_ways(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     if prices.by_digits:
         best = _sooner(few_hosts(prices, best.seconds), best, timed, prices)
     best = _sooner(sliced_first(prices, best.seconds or 0.0), best, timed, prices)
-    along = prices.by_digits and _is_worth_handing_on(best, network)
-    seconds, more = best.seconds or 0.0, list[Route]()
+    seconds, more, along = best.seconds or 0.0, list[Route](), False
     if reshard.source.unreduced and (is_small(reshard) or _is_far_from_least(best)):
         count = 1 if is_small(reshard) else COMBINED
         more = _moved_by_themselves(timed, prices, options, seconds, count, soonest=True)
-    elif along and _is_far_from_least(best) and seconds > SLICED * (best.lower_bound_seconds or 0.0):
-        more = _sliced_by_all(prices, options, seconds)
+    elif prices.by_digits and _is_far_from_least(best) and seconds > SLICED * (best.lower_bound_seconds or 0.0):
+        along = _is_worth_handing_on(best, network)
+        more = _sliced_by_all(prices, options, seconds) if along else []
     others = _others(timed, more, prices) if more else []
     return _best_of(others, prices, options, best, timed, along=along) if others else best
 
@@ -141,19 +144,30 @@ def _is_of_boxes(timed: Sequence[TimedRoute], reshard: Reshard) -> bool:
     return not all(tiling.is_even() for tiling in tilings) or refine(before, after, reshard.shape) is None
 
 
+def _bytes_decide(reshard: Reshard) -> bool:
+    """Whether latencies count little, and what bytes take at the least is known in closed form."""
+    before, after = (tiling.layout for tiling in reshard.tilings)
+    return not is_small(reshard) and refine(before, after, reshard.shape) is not None
+
+
+def _is_least(way: TimedRoute, reshard: Reshard, network: Network) -> bool:
+    """Whether no way takes less than one, as far as that is known in closed form."""
+    if not way.seconds or network.launch_s or not _bytes_decide(reshard):  # of starts the least seconds say nothing
+        return not way.seconds
+    return way.seconds <= least_seconds(reshard, network) * (1 + TIE)
+
+
 def _is_far_from_least(plan: Plan) -> bool:
     """Whether bytes decide, and what they take is far from the least, where that is known in closed form."""
-    before, after = (tiling.layout for tiling in plan.reshard.tilings)
-    if is_small(plan.reshard) or refine(before, after, plan.shape) is None:
-        return False
-    return (plan.seconds or 0.0) > NEAR * (plan.lower_bound_seconds or 0.0)
+    return _bytes_decide(plan.reshard) and (plan.seconds or 0.0) > NEAR * (plan.lower_bound_seconds or 0.0)
 
 
 def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
     """Whether there are rings, and a plan is further from the least than by three steps half round a ring."""
     hops_s = [level.size // 2 * level.latency_s for level in network.levels if level.link == "ring" and level.size > 2]
     most_s = (plan.seconds or 0.0) - network.call_s - HANDED_ON * max(hops_s, default=inf)  # a call every plan pays
-    return most_s > 0 and most_s > NEARLY * (plan.lower_bound_seconds or 0.0)
+    near_s = most_s / NEARLY
+    return most_s > 0 and least_seconds(plan.reshard, network, near_s) < near_s
 
 
 def _moved_by_themselves(

@@ -38,7 +38,7 @@ import numpy as np
 from reshard.checks import all_of, expect, shown
 from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
-from reshard.network import Cut, Transfers, best_cut, least_transfers, overlapped_spans, seconds_of
+from reshard.network import Cut, Transfers, best_cut, least_seconds, least_transfers, overlapped_spans, seconds_of
 from reshard.plans.chrome_trace import chrome_trace, overlapped_trace
 from reshard.plans.least_bytes import LeastBytes
 from reshard.plans.mlir import write_sdy, write_shard
@@ -283,8 +283,7 @@ class Plan(ReshardWork):
         """
         if self.options.network is None:
             return None
-        proof = self.time_transfers or self.time_cut
-        return 0.0 if proof is None else proof.seconds
+        return least_seconds(self.reshard, self.options.network) if self.steps else 0.0
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
