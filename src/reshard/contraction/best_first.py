@@ -19,7 +19,7 @@ from reshard.contraction.bounds import Bounds
 from reshard.contraction.chooser import Chooser, Chosen, ends_of
 from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.prices import Effort, Ends, Moved, Price, busiest, price_of
-from reshard.contraction.ranking import Ranking
+from reshard.contraction.ranking import SLACK, Ranking
 from reshard.contraction.rows import Table
 from reshard.contraction.tasks import Task
 from reshard.errors import ReshardError
@@ -39,8 +39,6 @@ PROVED_ROWS = 1024
 """Up to how many rows a search without a network goes on until no other can be better."""
 PROVED_ROWS_ON_NETWORK = 32
 """Up to how many it does so on a network, where a price takes long to find."""
-SLACK = 1 - 1e-9
-"""Bounds in seconds are sums of other numbers than prices are, so they may come out higher by a rounding."""
 
 
 class Candidate(NamedTuple):

@@ -27,12 +27,15 @@ from numpy.typing import NDArray
 
 from reshard.contraction.bounds import Amounts
 
+SLACK = 1 - 1e-12
+"""Bounds in seconds are sums of other numbers than prices are, so they may come out higher by a rounding."""
+
 
 class Ranking:
     """The rows that wait.
 
     Args:
-        lowest: bounds of the components of a price, the first compared first.
+        lowest: bounds of the components of a price, the first compared first; that one by `SLACK` lower.
         seconds: per term and row, what its reshard takes at the least.
         alike: per term and row, equal numbers where reshards are alike.
         fixed: per row, what it takes besides.
@@ -80,10 +83,19 @@ class Ranking:
         return max(0.0, 1 - best / self._limit) if 0 < self._limit < np.inf else 0.0
 
     def limit_to(self, price: tuple[float, ...]) -> None:
-        """Drop the rows that cannot cost less than a price, whose first component is seconds."""
+        """Drop the rows that cannot cost less than a price, whose first component is seconds.
+
+        Nor those that take as long, but for a rounding, and are no better in what is compared then.
+        """
         self._limit = price[0]
-        end = bisect_left(self._order, price, key=lambda row: tuple(bound[row] for bound in self._lowest))
-        self._waiting[end:] = False
+        end = bisect_left(self._order, price, key=self._bounds)
+        alike = bisect_left(self._order, price[0] * SLACK**2, hi=end, key=lambda row: self._lowest[0][row])
+        worse = [place for place in range(alike, end) if self._bounds(self._order[place])[1:] >= price[1:]]
+        self._waiting[end:] = self._waiting[worse] = False
+
+    def _bounds(self, row: int) -> tuple[float, ...]:
+        """What no price of a row goes below."""
+        return tuple(bound[row] for bound in self._lowest)
 
     def drop(self, row: int) -> None:
         """Look no more at a row."""
