@@ -24,8 +24,10 @@ from time_bounds import (
 
 from reshard import Mesh, Network, Plan, Program, Sharding, einsum, parse_sharding, plan
 from reshard.digits import Digit, Digits
-from reshard.network import Cut, Level, Transfers, best_cut, least_transfers
+from reshard.network import Cut, Level, Transfers, best_common_cut, best_cut, least_transfers
+from reshard.network.crossing import Sides
 from reshard.problem import Reshard
+from reshard.tiling import Tiling
 
 DRAWN = 150
 
@@ -128,6 +130,14 @@ def test_no_other_cut_is_looked_for_once_one_takes_long_enough() -> None:
             cut = best_cut(reshard, network, enough_s)
             assert cut is not None
             assert (enough_s if part <= 1 else best.seconds) <= cut.seconds <= best.seconds, (reshard, network)
+
+
+def test_bytes_are_counted_that_no_number_of_64_bits_holds() -> None:
+    mesh, network = NETWORKS["torus 4x4"]
+    ends = [Tiling.of(sharding, (16, 16)) for sharding in (Sharding.of(mesh, None, "x"), Sharding.of(mesh, "x", None))]
+    few, many = (best_common_cut([Sides(*ends, itemsize)], network) for itemsize in (3, 3 << 80))
+    assert few is not None
+    assert many == replace(few, crossing_bytes=few.crossing_bytes << 80)
 
 
 def test_no_bound_is_known_of_what_stays_partial() -> None:

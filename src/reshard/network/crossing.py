@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.checks import LIMIT
 from reshard.digits import NO_DIGITS, Digits, Positions
 from reshard.exchange import class_digits
 from reshard.exchange.pieces import ClassDigits
@@ -247,6 +248,12 @@ def _in_order(source: Tiling, target: Tiling) -> Layout | None:
     return None if order is None else target.layout.transposed(order)
 
 
+def integers_for(sides: Sequence[Sides]) -> type:
+    """A type for as many bytes as several tensors have: integers of any size where numbers of 64 bits are too small."""
+    total = sum(prod(side.source.shape) * side.classes.source.size * side.itemsize for side in sides)
+    return np.int64 if total < LIMIT else object
+
+
 def crossing_by_digits(sides: Sides, placed: Placed, members: Members) -> Crossing:
     """The bytes that must cross, from the digits.
 
@@ -264,21 +271,26 @@ def crossing_by_digits(sides: Sides, placed: Placed, members: Members) -> Crossi
         sizes |= {role: digit.size for role in homes if role is not None}
     letters = {role: len(members) + place for place, role in enumerate(sizes)}
     each = prod(sides.source.shape) * sides.classes.source.size // prod(sizes.values()) * sides.itemsize
+    integers = integers_for([sides])
+    tables = []
+    for digits, first, rows in zip(placed.levels, placed.firsts, members, strict=True):
+        values = np.full(1, first)
+        for _, stride, size in digits:
+            values = (values[:, None] + np.arange(size) * stride).ravel()
+        tables.append(rows[:, values].reshape(len(rows), *(size for _, _, size in digits)))
     crossing = []
     for comes_in in (True, False):
         has, wants = [], []
-        for place, (digits, first, rows) in enumerate(zip(placed.levels, placed.firsts, members, strict=True)):
-            values = np.full(1, first)
-            for _, stride, size in digits:
-                values = (values[:, None] + np.arange(size) * stride).ravel()
-            table = rows[:, values].reshape(len(rows), *(size for _, _, size in digits))
+        for place, (digits, table) in enumerate(zip(placed.levels, tables, strict=True)):
             here, there = ([side[placed_digit.number] for placed_digit in digits] for side in roles)
             parts = tuple(n for n, placed_digit in enumerate(digits, 1) if placed_digit.number in combined)
             has.append(_projected(table, place, here, letters, parts=parts, comes_in=comes_in))
             wants.append(_projected(table, place, there, letters, parts=(), comes_in=comes_in))
         asked = wants if comes_in else has
         count = len(members)
-        missing = _summed(asked, sizes, letters, count) - _summed([*has, *wants], sizes, letters, count)
+        missing = _summed(asked, sizes, letters, count, integers) - _summed(
+            [*has, *wants], sizes, letters, count, integers
+        )
         crossing.append(missing * each)
     return np.array(crossing)
 
@@ -303,16 +315,21 @@ def _projected(
     """Whether any device of a part holds an element, of all the values that it is combined from; or only these do."""
     free = tuple(n for n, role in enumerate(roles, 1) if role is None and n not in parts)
     first, second = (np.any, np.all) if comes_in else (np.all, np.any)
-    held = second(first(table, axis=free, keepdims=True), axis=parts, keepdims=True)
+    held = first(table, axis=free, keepdims=True) if free else table
+    held = second(held, axis=parts, keepdims=True) if parts else held
     left = [n for n in range(1, table.ndim) if n not in free + parts]
     held = held.reshape(len(table), *(table.shape[n] for n in left))
     return LetteredTable(held.astype(np.float64), [place, *(letters[roles[n - 1]] for n in left)])
 
 
 def _summed(
-    factors: Sequence[LetteredTable], sizes: Mapping[Role, int], letters: Mapping[Role, int], levels: int
+    factors: Sequence[LetteredTable],
+    sizes: Mapping[Role, int],
+    letters: Mapping[Role, int],
+    levels: int,
+    integers: type,
 ) -> Any:
-    """The number of elements of which all factors hold, by the parts of levels."""
+    """The number of elements of which all factors hold, by the parts of levels, as `integers_for` says."""
     used = {letter for _, dims in factors for letter in dims}
     unasked = prod(size for role, size in sizes.items() if letters[role] not in used)
     tables = [values for values, _ in factors]
@@ -324,7 +341,7 @@ def _summed(
         tables = [table for number, table in enumerate(tables) if number not in pair]
         operands: list[Any] = [item for operand in zip(joined, dims, strict=True) for item in operand]
         tables.append(np.einsum(*operands, kept))
-    return np.rint(tables[0]).astype(np.int64).astype(object) * unasked  # integers of any size
+    return np.rint(tables[0]).astype(np.int64).astype(integers) * unasked
 
 
 class JoinedPair(NamedTuple):

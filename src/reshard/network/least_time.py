@@ -46,7 +46,15 @@ from numpy.typing import NDArray
 
 from reshard.digits import Digits, Positions
 from reshard.errors import ReshardError
-from reshard.network.crossing import Crossing, Members, Placed, Sides, crossing_by_boxes, crossing_by_digits
+from reshard.network.crossing import (
+    Crossing,
+    Members,
+    Placed,
+    Sides,
+    crossing_by_boxes,
+    crossing_by_digits,
+    integers_for,
+)
 from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.pricing import check_reach
@@ -219,15 +227,15 @@ def _longest_cut(
     sides: Sequence[Sides], known: Sequence[_Digits | None], network: Network, parts: _LevelParts
 ) -> Cut | None:
     """The cut that takes longest of all products of parts; None as `best_common_cut`."""
-    crossing = np.zeros((2, *parts.bandwidth.shape), dtype=object)
+    crossing: Crossing = np.zeros((2, *parts.bandwidth.shape), dtype=integers_for(sides))
     evened = []
     try:
         for side, digits in zip(sides, known, strict=True):
             if digits is None:
-                crossing += crossing_by_boxes(side, network, parts.members)
+                crossing = crossing + crossing_by_boxes(side, network, parts.members)
                 continue
             added = crossing_by_digits(digits.sides, digits.placed, parts.members)
-            crossing += added
+            crossing = crossing + added
             evened += [] if digits.sides is side else [(side, added)]
         chosen = _longest(crossing.astype(np.float64) / parts.bandwidth, 1 + FURTHER * bool(evened))
         exact = {place: _exact(place, crossing[place], evened, network, parts.members) for place in chosen}
