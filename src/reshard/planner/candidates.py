@@ -144,7 +144,7 @@ def by_levels(prices: RoutePrices, price: float) -> Iterator[Route]:
         prices: of the reshard.
         price: of a second, where what a step costs besides is that of `LevelWays.cheapest`.
     """
-    ways = LevelWays.of(prices.reshard, prices.network)
+    ways = LevelWays.of(prices.reshard, prices.network, finely=False, along=False)
     path = None if ways is None else ways.cheapest([price] * len(prices.network.levels))
     if ways is not None and path is not None and ways.is_of_boxes(path):
         yield Route(tuple(ways.middles(path)))

@@ -39,12 +39,14 @@ def digit_by_digit(reshard: Reshard, network: Network) -> list[Sharding]:
     lines = [level for level in network.levels if level.link == "line"]
     if len(lines) < 2 or reshard.source.mesh.size != network.size:
         return []
+    if any(tiling.layout.free for tiling in reshard.tilings):  # some tiles stand several times
+        return []
     ranks = {part: rank for level in network.levels for rank, part in enumerate(Digits((level.digit,)).primes())}
     common = common_digits(reshard, [part.stride for part in ranks])
     if common is None or not ranks.keys() >= set(common.of_positions):
         return []
     before, after = (list(map(common.numbers(side).get, common.of_positions)) for side in ("source", "target"))
-    if None in before or None in after or before == after:
+    if before == after:
         return []
     middles = []
     for count in range(1, max(ranks.values()) + 1):

@@ -24,7 +24,7 @@ with all; or `y` is shared first, a quarter of the tensor changes along every ri
 >>> mesh = Mesh.of(x=4, y=4)
 >>> network = Network((Level(1, 4, "ring", 1, 0), Level(4, 4, "ring", 1, 0)))
 >>> ends = Sharding.of(mesh, None, "x"), Sharding.of(mesh, "x", None)
->>> ways = LevelWays.of(Reshard.of(*ends, (64, 64), "int8"), network)
+>>> ways = LevelWays.of(Reshard.of(*ends, (64, 64), "int8"), network, finely=False, along=False)
 >>> direct, shared = ways.cheapest((0.9, 0.1)), ways.cheapest((0.1, 0.9))
 >>> [sharding.text() for sharding in ways.middles(direct)], ways.loads(direct)
 ([], array([  0., 512.]))
@@ -111,8 +111,8 @@ class LevelWays:
     graph: LevelGraph
 
     @classmethod
-    @lru_cache(16)  # asked for twice in one plan, and its numbers are derived but once
-    def of(cls, reshard: Reshard, network: Network, *, finely: bool = False, along: bool = False) -> LevelWays | None:
+    @lru_cache(16)  # asked for twice in one plan, in the same words, and its numbers are derived but once
+    def of(cls, reshard: Reshard, network: Network, *, finely: bool, along: bool) -> LevelWays | None:
         """The ways; None where tiles differ in size, values are partial at the target, or no digits lie in levels.
 
         Args:

@@ -58,7 +58,7 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     if not any(step.received_bytes for share in plan.shares for step in share.steps):  # no level has anything to do
         return plan
     ways = LevelWays.of(plan.reshard, network, finely=True, along=along) if finely else None
-    ways = ways or LevelWays.of(plan.reshard, network, along=along)  # as the candidates ask, so that it is known
+    ways = ways or LevelWays.of(plan.reshard, network, finely=False, along=along)  # as the candidates ask
     if ways is None and not plan.source.unreduced:  # of partial values only what was timed is known
         return plan
     is_large = not is_small(plan.reshard)

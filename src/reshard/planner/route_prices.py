@@ -20,17 +20,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import inf, sqrt
 from typing import NamedTuple
 
 from reshard.errors import ReshardError
 from reshard.network import Network, Use, check_reach, uses_of
-from reshard.planner.policy import shrinks_between
+from reshard.planner.policy import is_small, shrinks_between
 from reshard.planner.step_prices import AlongRing, StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
+from reshard.refinement import refine
 from reshard.sharding import Sharding
 from reshard.steps import Chain, Route, Step, chain_through, shortest_chain, step_of
 
@@ -74,6 +75,12 @@ class RoutePrices:
             ReshardError: `bad-network`.
         """
         return cls(reshard, network)
+
+    @cached_property
+    def bytes_decide(self) -> bool:
+        """Whether latencies count little, and what bytes take at the least is known in closed form."""
+        before, after = (tiling.layout for tiling in self.reshard.tilings)
+        return not is_small(self.reshard) and refine(before, after, self.reshard.shape) is not None
 
     def timed(self, route: Route) -> TimedRoute:
         """What a route takes.

@@ -77,7 +77,7 @@ def _fastest_of_candidates(reshard: Reshard, network: Network, options: Options)
     """That of the candidates and those like them alone, and the ways that it was chosen among."""
     prices = RoutePrices.of(reshard, network)
     direct = prices.timed(Route())
-    if _is_least(direct, reshard, network):
+    if _is_least(direct, prices):
         return Plan(reshard, prices.chain(direct.route), options), [direct]
     routes = at_once(prices)
     timed = timed_routes(prices, routes or candidates(reshard, network))
@@ -95,11 +95,11 @@ def _fastest_of_candidates(reshard: Reshard, network: Network, options: Options)
             more += [other for way in more for other in prices.timed_along(way)] if along else []
             best, timed = _best_of(more, prices, options, best, timed, along=along), [*timed, *more]
     is_of_boxes = bool(reshard.source.unreduced) and _is_of_boxes(timed, reshard)
-    if reshard.source.unreduced and (is_small(reshard) or is_of_boxes or _is_far_from_least(best)):
+    if reshard.source.unreduced and (is_small(reshard) or is_of_boxes or _is_far_from_least(best, prices)):
         count = COMBINED if is_of_boxes or not is_small(reshard) else 1
         more = _others(timed, _moved_by_themselves(timed, prices, options, best.seconds or 0.0, count), prices)
         best = _best_of(more, prices, options, best, timed)
-    if _is_far_from_least(best):
+    if _is_far_from_least(best, prices):
         best = with_shares(best, timed, finely=True, along=along)
     return best, timed
 
@@ -114,10 +114,10 @@ def _by_further_ways(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
         best = _sooner(few_hosts(prices, best.seconds), best, timed, prices)
     best = _sooner(sliced_first(prices, best.seconds or 0.0), best, timed, prices)
     seconds, more, along = best.seconds or 0.0, list[Route](), False
-    if reshard.source.unreduced and (is_small(reshard) or _is_far_from_least(best)):
+    if reshard.source.unreduced and (is_small(reshard) or _is_far_from_least(best, prices)):
         count = 1 if is_small(reshard) else COMBINED
         more = _moved_by_themselves(timed, prices, options, seconds, count, soonest=True)
-    elif prices.by_digits and _is_far_from_least(best) and seconds > SLICED * (best.lower_bound_seconds or 0.0):
+    elif prices.by_digits and _is_far_from_least(best, prices) and seconds > SLICED * (best.lower_bound_seconds or 0.0):
         along = _is_worth_handing_on(best, network)
         more = _sliced_by_all(prices, options, seconds) if along else []
     others = _others(timed, more, prices) if more else []
@@ -144,22 +144,17 @@ def _is_of_boxes(timed: Sequence[TimedRoute], reshard: Reshard) -> bool:
     return not all(tiling.is_even() for tiling in tilings) or refine(before, after, reshard.shape) is None
 
 
-def _bytes_decide(reshard: Reshard) -> bool:
-    """Whether latencies count little, and what bytes take at the least is known in closed form."""
-    before, after = (tiling.layout for tiling in reshard.tilings)
-    return not is_small(reshard) and refine(before, after, reshard.shape) is not None
-
-
-def _is_least(way: TimedRoute, reshard: Reshard, network: Network) -> bool:
+def _is_least(way: TimedRoute, prices: RoutePrices) -> bool:
     """Whether no way takes less than one, as far as that is known in closed form."""
-    if not way.seconds or network.launch_s or not _bytes_decide(reshard):  # of starts the least seconds say nothing
+    reshard, network = prices.reshard, prices.network
+    if not way.seconds or network.launch_s or not prices.bytes_decide:  # of starts the least seconds say nothing
         return not way.seconds
     return way.seconds <= least_seconds(reshard, network) * (1 + TIE)
 
 
-def _is_far_from_least(plan: Plan) -> bool:
+def _is_far_from_least(plan: Plan, prices: RoutePrices) -> bool:
     """Whether bytes decide, and what they take is far from the least, where that is known in closed form."""
-    return _bytes_decide(plan.reshard) and (plan.seconds or 0.0) > NEAR * (plan.lower_bound_seconds or 0.0)
+    return prices.bytes_decide and (plan.seconds or 0.0) > NEAR * (plan.lower_bound_seconds or 0.0)
 
 
 def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
@@ -225,7 +220,7 @@ def _sliced_by_all(prices: RoutePrices, options: Options, limit_s: float) -> lis
     if sliced is None:
         return []
     after = replace(reshard, source=sliced)
-    ways = LevelWays.of(after, network, along=True)
+    ways = LevelWays.of(after, network, finely=False, along=True)
     path = None if ways is None else ways.cheapest([1 / limit_s] * len(network.levels))
     if ways is None or path is None or ways.loads(path).sum() > ALONE * limit_s:
         return []
