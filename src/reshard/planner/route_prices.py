@@ -67,7 +67,7 @@ class RoutePrices:
         self.by_digits = self.is_of_patterns and all(self.of_steps.roles_of(end) is not None for end in self.ends)
 
     @classmethod
-    @lru_cache(16)  # asked for by whoever finds routes and by whoever compares them
+    @lru_cache(64)  # asked for by whoever finds routes and by whoever compares them, of legs and rests in between
     def of(cls, reshard: Reshard, network: Network) -> RoutePrices:
         """The prices, kept while they are asked for.
 
