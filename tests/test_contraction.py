@@ -21,6 +21,7 @@ from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.goal import Goal
 from reshard.contraction.pairwise import BUDGET, Contracted
 from reshard.contraction.prices import Effort, Prices
+from reshard.contraction.ranking import SLACK, Ranking
 from reshard.contraction.rows import Table
 from reshard.contraction.tasks import Calculation, Task
 from reshard.dtypes import dtype_named
@@ -588,3 +589,13 @@ def test_many_operands_on_many_axes_are_planned_within_a_budget(monkeypatch: pyt
     assert "not proved to be the cheapest: the search was cut short" in str(plan)
     cache_clear()
     assert chain_of_three() == plan
+
+
+def test_layouts_that_take_as_long_and_are_no_better_besides_wait_no_more() -> None:
+    """Three layouts of one second, of which one may receive fewer bytes than the eight that are known to do."""
+    seconds, received = np.ones((1, 3)), np.array([8.0, 4.0, 8.0])
+    ranking = Ranking([seconds[0] * SLACK, received], seconds, seconds, np.zeros(3))
+    ranking.limit_to((1.0, 8))
+    assert ranking.next() == (1, np.inf)
+    ranking.drop(1)
+    assert ranking.next() is None
