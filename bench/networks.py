@@ -15,7 +15,7 @@ from reshard.collectives import fewest_bytes
 from reshard.exchange import ring_flows
 from reshard.network import Level, Network, digit_loads, pricing, ring_loads, seconds_of
 from reshard.network.patterns import Pattern
-from reshard.planner import cache_clear, level_moves
+from reshard.planner import cache_clear, level_moves, level_ways
 from reshard.steps import chain_through
 
 SHAPE = (2048, 2048)
@@ -32,10 +32,10 @@ PATTERNS = (
     digit_loads._mean_hops,
     digit_loads._mean_passing,
     Pattern.of,
-    level_moves._graph,
+    level_ways._graph,
     level_moves._load,
     level_moves._load_of_collective,
-    level_moves._moves,
+    level_moves.level_moves,
 )
 """What is kept of digits: of chains of collectives, and of patterns of exchanges, whatever tensors follow them."""
 HOSTS = rs.Mesh.of(A=4, B=4, C=2, D=4)

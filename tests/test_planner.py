@@ -40,7 +40,7 @@ from reshard.network.pricing import exchange_seconds
 from reshard.network.traffic import loads
 from reshard.planner import alternatives, plan, soonest
 from reshard.planner.candidates import candidates, detours
-from reshard.planner.level_moves import LevelWays
+from reshard.planner.level_ways import LevelWays
 from reshard.planner.route_prices import RoutePrices
 from reshard.plans import Plan
 from reshard.problem import Reshard

@@ -5,6 +5,9 @@
     candidates.py       ways that lead from source to target
     route_prices.py     what a way takes on a network before it is a chain of steps
     step_prices.py      what one step takes, from what digits do before and after it
+    level_ways.py       ways that change what one level of a network does at a time
+    level_moves.py      what such a change asks of its level
+    by_hosts.py         middles on a mesh of hosts, where axes do not nest in these
     spread.py           middles in which all devices of a host share what crosses between hosts
     fewer_messages.py   ways of fewer messages, where latencies decide
     to_few_hosts.py     middles from which devices send to few hosts, each much at once

@@ -34,7 +34,7 @@ from reshard.errors import ReshardError
 from reshard.network import Network, nested
 from reshard.planner.by_hosts import by_hosts
 from reshard.planner.digit_by_digit import digit_by_digit
-from reshard.planner.level_moves import LevelWays
+from reshard.planner.level_ways import LevelWays
 from reshard.planner.policy import is_small
 from reshard.planner.relay import relay
 from reshard.planner.route_prices import RoutePrices, timed_routes

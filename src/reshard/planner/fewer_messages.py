@@ -1,6 +1,6 @@
 """Ways of fewer messages than others, where latencies decide.
 
-    by levels       one level at a time, whichever way that takes least (`level_moves`)
+    by levels       one level at a time, whichever way that takes least (`level_ways`)
     gather apart    what an exchange would share out is gathered, and sliced then: in an exchange a device sends every
                     other what that needs of it, in messages that wait for one another; a gather goes level by level,
                     or from neighbour to neighbour, in fewer, and a slice takes nothing

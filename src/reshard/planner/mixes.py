@@ -20,7 +20,7 @@ from reshard.digits import Positions
 from reshard.errors import ReshardError
 from reshard.mix import Floats, GrowingMix, best_mix
 from reshard.network import Use, spans_of_uses, uses_of
-from reshard.planner.level_moves import LevelWays
+from reshard.planner.level_ways import LevelWays
 from reshard.planner.number_of_parts import MOST_PARTS, WORTH
 from reshard.planner.policy import is_small
 from reshard.planner.route_prices import RoutePrices, TimedRoute

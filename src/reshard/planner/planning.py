@@ -27,7 +27,7 @@ from reshard.network import Network, best_cut, forget_steps, least_transfers
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
 from reshard.planner import better_legs
 from reshard.planner.candidates import all_gathered, candidates, gathered
-from reshard.planner.level_moves import LevelWays
+from reshard.planner.level_ways import LevelWays
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.number_of_parts import overlapped
 from reshard.planner.policy import best_first, explained, shrinks_first

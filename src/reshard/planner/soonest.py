@@ -28,7 +28,7 @@ from reshard.planner import better_legs
 from reshard.planner.candidates import at_once, candidates, refined
 from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes, whole_steps
 from reshard.planner.fewer_messages import few_hosts, in_fewer_messages, sliced_first
-from reshard.planner.level_moves import LevelWays
+from reshard.planner.level_ways import LevelWays
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
