@@ -36,8 +36,8 @@ from jax.typing import ArrayLike
 from reshard.checks import shown
 from reshard.deal import Window
 from reshard.errors import ReshardError
+from reshard.jax.exchange.device import Device
 from reshard.jax.exchange.lowering import run_on_device
-from reshard.jax.exchange.rounds import Device
 from reshard.jax.jax_shardings import names_in, sharding_of
 from reshard.planner import plan as make_plan
 from reshard.sharding import Sharding

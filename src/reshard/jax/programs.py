@@ -53,9 +53,9 @@ from reshard.dim_sharding import DimSharding
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.garbage import uncollected
+from reshard.jax.exchange.device import Device
 from reshard.jax.exchange.joint import run_alone, run_together
 from reshard.jax.exchange.lowering import on_device, run_on_device
-from reshard.jax.exchange.rounds import Device
 from reshard.jax.jax_shardings import jax_mesh_like, partition_spec_of
 from reshard.jax.tracing.emitter import Signature, is_key
 from reshard.jax.verbs import VERBS

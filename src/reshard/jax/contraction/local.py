@@ -25,8 +25,8 @@ from jax import lax
 from reshard.contraction import EinsumPlan
 from reshard.dtypes import dtype_named
 from reshard.jax.contraction.overlap import Ring, arriving, ring_of, scattered
+from reshard.jax.exchange.device import Device
 from reshard.jax.exchange.lowering import run_on_device
-from reshard.jax.exchange.rounds import Device
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 

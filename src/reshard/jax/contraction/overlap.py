@@ -30,7 +30,8 @@ from jax import lax
 from reshard.contraction import EinsumPlan
 from reshard.digits import Digits, Positions
 from reshard.exchange import DigitExchange
-from reshard.jax.exchange.rounds import Device, bits_of
+from reshard.jax.exchange.device import Device
+from reshard.jax.exchange.rounds import bits_of
 from reshard.network import Network
 from reshard.network.traffic import loads
 from reshard.plans import Plan

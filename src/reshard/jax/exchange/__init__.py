@@ -8,6 +8,7 @@ lowering.py     a plan as what one device does: collectives of groups
 permutations.py  any other exchange: which boxes go in which round
 rounds.py       rounds of permutations: cut, sent, put
 chunked.py      any exchange under a memory limit: loops of chunks
+device.py       the device that runs a program, and what it looks up by its place
 joint.py        the collectives of several plans at once, which go as one where they are alike
 across.py       to other devices, and other orders of devices
 

@@ -46,9 +46,10 @@ from reshard.box import Box
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
 from reshard.exchange import Exchange
+from reshard.jax.exchange.device import Device
 from reshard.jax.exchange.lowering import run_on_device
 from reshard.jax.exchange.permutations import Starts
-from reshard.jax.exchange.rounds import Device, starts_from
+from reshard.jax.exchange.rounds import starts_from
 from reshard.jax.exchange.stacked import StackedProgram, run_stacked, stacked_program
 from reshard.jax.jax_shardings import sharding_of
 from reshard.mesh import Mesh

@@ -31,9 +31,10 @@ import numpy as np
 from jax import lax
 
 from reshard.dtypes import identity
+from reshard.jax.exchange.device import Device, of_device
 from reshard.jax.exchange.joint import run_alone
 from reshard.jax.exchange.permutations import Round, lanes_of, rounds_of
-from reshard.jax.exchange.rounds import COMBINE, Device, bits_of, of_device
+from reshard.jax.exchange.rounds import COMBINE, bits_of
 from reshard.steps import Move, Step
 
 

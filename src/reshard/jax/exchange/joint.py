@@ -32,6 +32,8 @@ from typing import Literal, NamedTuple
 import jax
 from jax import lax
 
+from reshard.jax.exchange.device import Device
+
 Devices = Sequence[Sequence[int]]
 CallKind = Literal["psum", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute"]
 
@@ -100,6 +102,7 @@ def _by_itself(call: GroupCall, names: tuple[str, ...]) -> jax.Array:
 
     Of an array whose first dim is split XLA may lay out each part in another way and then refuse them, so there
     the parts are seen as lists, which lie in one way alone.
+    XLA for CPUs cuts what goes all to all into parts, a kernel each; here they are cut before, all by one.
     """
     kind, between, array, dim = call
     if kind == "ppermute":
@@ -110,9 +113,11 @@ def _by_itself(call: GroupCall, names: tuple[str, ...]) -> jax.Array:
         row = lax.psum_scatter(array, names, axis_index_groups=between, tiled=True)  # in one run: faster
         return lax.reshape(row, array.shape[1:])
     if kind == "all_to_all":
-        shape = array.shape
-        array = array if dim else lax.reshape(array, (prod(shape),))
-        return lax.reshape(lax.all_to_all(array, names, dim, dim, axis_index_groups=between, tiled=True), shape)
+        device = Device.here(names)
+        parts = [device.part(array, dim, number, 1) for number in range(array.shape[dim])]
+        parts = parts if dim else [lax.reshape(part, (part.size,)) for part in parts]
+        row = lax.concatenate(parts, dim)
+        return lax.reshape(lax.all_to_all(row, names, dim, dim, axis_index_groups=between, tiled=True), array.shape)
     combine = {"psum": lax.psum, "pmax": lax.pmax, "pmin": lax.pmin}[kind]
     return combine(array, names, axis_index_groups=between)
 
@@ -126,9 +131,9 @@ def _as_one(calls: Sequence[GroupCall], names: tuple[str, ...]) -> list[jax.Arra
     row = _by_itself(GroupCall(kind, calls[0].between, lax.concatenate(rows, 1)), names)
     lead = row.shape[:-2] if kind == "all_gather" else ()  # of the members, before the one part of each
     row = lax.reshape(row, (*lead, row.size // prod(lead) // sum(sizes), sum(sizes)))
-    results, first = [], 0
+    device, results, first = Device.here(names), list[jax.Array](), 0
     for call, array, size in zip(calls, turned, sizes, strict=True):
-        part = lax.slice_in_dim(row, first, first + size, axis=row.ndim - 1)
+        part = device.part(row, row.ndim - 1, first, size)
         first += size
         shape = array.shape[1:] if kind == "psum_scatter" else (*lead, *array.shape)
         part = lax.reshape(part, shape)

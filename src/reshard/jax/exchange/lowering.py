@@ -45,9 +45,10 @@ from jax import lax
 from reshard.digits import Digit, Digits
 from reshard.exchange import DigitExchange
 from reshard.jax.exchange.chunked import chunk_elements, moved_in_chunks
+from reshard.jax.exchange.device import Device, of_device
 from reshard.jax.exchange.joint import CallKind, DeviceRun, GroupCall, run_alone
 from reshard.jax.exchange.repeated_places import added, repeated
-from reshard.jax.exchange.rounds import COMBINE, Device, bits_of, in_rounds, of_device
+from reshard.jax.exchange.rounds import COMBINE, bits_of, in_rounds
 from reshard.plans import Plan
 from reshard.refinement import Cuts, Role
 from reshard.steps import Move, Step, step_of

@@ -25,7 +25,7 @@ from jax import numpy as jnp
 from numpy.typing import NDArray
 
 from reshard.deal import stored_runs
-from reshard.jax.exchange.rounds import Device
+from reshard.jax.exchange.device import Device
 from reshard.tiling import Tiling
 
 

@@ -1,8 +1,8 @@
 """An exchange of any kind as rounds of `ppermute`, each of boxes of one shape.
 
 In a round a device cuts a box out of its source tile, sends it, and puts what arrives into its target tile.
-All devices run one program, so where a box is cut and put is looked up by the device's position, in one table of
-all rounds, except where it is the same for all: then it is a static slice, and the whole tile is no slice at all.
+All devices run one program, so where a box is cut and put is looked up by the device's position, except where it is the
+same for all: then it is a static slice, and the whole tile is no slice at all.
 Where one box is a device's whole target tile, it is the result as it arrives; boxes that lie side by side in an
 order that is known, or that are two, are joined in one go.
 
@@ -29,12 +29,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import lax
-from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.digits import Positions
 from reshard.dtypes import combining, identity
 from reshard.exchange import Exchange
+from reshard.jax.exchange.device import Device, of_device
 from reshard.jax.exchange.joint import DeviceRun, GroupCall, run_alone
 from reshard.jax.exchange.permutations import Round, Starts, box_at, rounds_of
 
@@ -42,33 +42,6 @@ COMBINE: dict[str, Callable[..., jax.Array]] = combining(jax.numpy)
 """What combines two unreduced values, by reduction; avg divides once all are added."""
 MANY_ROUNDS = 8
 """More rounds than these are a loop: fewer run faster one by one, more take too long to compile."""
-
-
-class Device(NamedTuple):
-    """The device that runs a program, where all axes of its mesh are manual."""
-
-    names: tuple[str, ...]
-    """Of all axes of the mesh, in its order: a permutation by pairs counts in that order whatever is asked."""
-    position: Any
-    """Its place in the mesh."""
-
-    @classmethod
-    def here(cls, names: tuple[str, ...]) -> Device:
-        """The one that a program of all runs on."""
-        return cls(names, lax.axis_index(names) if names else np.int32(0))
-
-    def mesh_size(self) -> int:
-        """The number of devices of its mesh."""
-        return prod(lax.axis_size(name) for name in self.names)
-
-    def row_of(self, table: NDArray[Any] | jax.Array) -> jax.Array:
-        """Its row of a table with one per device."""
-        return of_device(table, self.position)
-
-    def blanked(self, tile: jax.Array, dim: int, lengths: Positions, blank: Any) -> jax.Array:
-        """A tile with one value beyond where it ends in a dim; `lengths` says where, per device."""
-        inside = lax.broadcasted_iota(np.int32, tile.shape, dim) < self.row_of(lengths.astype(np.int32))
-        return lax.select(inside, tile, lax.full_like(tile, blank))
 
 
 def in_rounds(
@@ -293,17 +266,13 @@ def bits_of(dtype: Any) -> Any:
     return np.dtype(f"uint{8 * dtype.itemsize}") if small else None
 
 
-def of_device(table: NDArray[Any] | jax.Array, place: Any) -> jax.Array:
-    """The row of a table that is for the device at a position."""
-    return lax.dynamic_index_in_dim(table, place, keepdims=False, allow_negative_indices=False)
-
-
 def starts_from(tables: Sequence[Starts], device: Device) -> list[list[Any]]:
     """Per table the start of the device's box, one per dim: a number where it is the same for all, else looked up.
 
-    Tables are looked up together, equal columns once.
+    Equal columns are looked up once, and each in a table of its own: of one table of all, every column would be another
+    kernel.
     """
-    columns: dict[bytes, int] = {}
+    columns: dict[bytes, None] = {}
     rows: list[list[Any]] = []  # of numbers, and of columns that are to be looked up
     for table, is_known in tables:
         row: list[Any] = []
@@ -313,12 +282,11 @@ def starts_from(tables: Sequence[Starts], device: Device) -> list[list[Any]]:
                 row.append(np.int32(values[0] if len(values) else 0))  # as those looked up: JAX mixes no two types
             else:
                 row.append(np.where(is_known, column, values[0]).astype(np.int32).tobytes())
-                columns.setdefault(row[-1], len(columns))
+                columns[row[-1]] = None
         rows.append(row)
-    if not columns:
-        return rows
-    looked_up_row = device.row_of(np.stack([np.frombuffer(column, dtype=np.int32) for column in columns], axis=1))
-    looked_up = {column: lax.index_in_dim(looked_up_row, number, keepdims=False) for column, number in columns.items()}
+    looked_up = {
+        column: lax.reshape(device.row_of(np.frombuffer(column, dtype=np.int32)[:, None]), ()) for column in columns
+    }
     return [[looked_up[start] if isinstance(start, bytes) else start for start in row] for row in rows]
 
 

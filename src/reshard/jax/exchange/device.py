@@ -1,0 +1,74 @@
+"""The device that runs a program, and what it looks up by its place.
+
+All devices run one program, and what differs among them stands in tables of a row per device.
+
+A compiler makes a kernel of every number that it knows, and one of all that are looked up, each in a table of its own.
+On CPUs a kernel takes longer to compile than many do to run, so there the parts of a tile that are sent apart are cut
+at places that are looked up, though all devices cut alike.
+
+By hand, a row of 6 in parts of 2, cut by one kernel: what it reads of the row begins at 0, 2 and 4, as tables say.
+
+>>> mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
+>>> def body(row):
+...     return tuple(Device.here(("x",)).part(row, 0, first, 2) for first in (0, 2, 4))
+>>> function = jax.shard_map(body, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
+>>> [part.tolist() for part in function(jax.numpy.arange(6))]
+[[0, 1], [2, 3], [4, 5]]
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from numpy.typing import NDArray
+
+from reshard.digits import Positions
+
+
+class Device(NamedTuple):
+    """The device that runs a program, where all axes of its mesh are manual."""
+
+    names: tuple[str, ...]
+    """Of all axes of the mesh, in its order: a permutation by pairs counts in that order whatever is asked."""
+    position: Any
+    """Its place in the mesh."""
+
+    @classmethod
+    def here(cls, names: tuple[str, ...]) -> Device:
+        """The one that a program of all runs on."""
+        return cls(names, lax.axis_index(names) if names else np.int32(0))
+
+    def mesh_size(self) -> int:
+        """The number of devices of its mesh."""
+        return prod(lax.axis_size(name) for name in self.names)
+
+    def row_of(self, table: NDArray[Any] | jax.Array) -> jax.Array:
+        """Its row of a table with one per device."""
+        return of_device(table, self.position)
+
+    def blanked(self, tile: jax.Array, dim: int, lengths: Positions, blank: Any) -> jax.Array:
+        """A tile with one value beyond where it ends in a dim; `lengths` says where, per device."""
+        inside = lax.broadcasted_iota(np.int32, tile.shape, dim) < self.row_of(lengths.astype(np.int32))
+        return lax.select(inside, tile, lax.full_like(tile, blank))
+
+    def part(self, array: jax.Array, dim: int, first: int, length: int) -> jax.Array:
+        """A part of an array along a dim, the same on all devices; on CPUs it is looked up where that begins."""
+        if jax.default_backend() != "cpu":
+            return lax.slice_in_dim(array, first, first + length, axis=dim)
+        starts = [self._looked_up(first) if each == dim else np.int32(0) for each in range(array.ndim)]
+        shape = (*array.shape[:dim], length, *array.shape[dim + 1 :])
+        return lax.dynamic_slice(array, starts, shape, allow_negative_indices=False)
+
+    def _looked_up(self, number: int) -> jax.Array:
+        """A number that no compiler knows: devices read it at two places of a table that has another number too."""
+        table, place = np.array([number, number, -1], np.int32), lax.min(self.position, np.int32(1))
+        return lax.reshape(lax.dynamic_slice(table, [place], (1,), allow_negative_indices=False), ())
+
+
+def of_device(table: NDArray[Any] | jax.Array, place: Any) -> jax.Array:
+    """The row of a table that is for the device at a position."""
+    return lax.dynamic_index_in_dim(table, place, keepdims=False, allow_negative_indices=False)
