@@ -101,6 +101,16 @@ def test_three_go_as_one(placed: Any, kinds: dict[str, int], monkeypatch: pytest
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("shapes", [SHAPES, ((256, 512), (512, 256))], ids=["together", "by themselves"])
+@pytest.mark.parametrize("target", [on(None, "y"), on(None, None)], ids=["all to all", "gather"])
+def test_one_kernel_cuts_parts_at_all_places(target: rs.Sharding, shapes: Any) -> None:
+    """No part is cut at a place that the compiler knows: such a place is a kernel for itself."""
+    made = to_jax(moving(on("y", None), target, shapes))
+    arrays = [np.zeros(shape, np.float32) for shape in shapes]
+    text = jax.jit(made).lower(*arrays).compile().as_text()
+    assert " slice(" not in text
+
+
 def test_large_tiles_go_by_themselves() -> None:
     placed = moving(on("y", None), on(None, None), [(8, 16), (256, 256), (512, 128)])
     _, _, counts, received = compiled(placed, drawn(placed))
