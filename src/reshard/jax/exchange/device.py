@@ -10,7 +10,7 @@ By hand, a row of 6 in parts of 2, cut by one kernel: what it reads of the row b
 
 >>> mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
 >>> def body(row):
-...     return tuple(Device.here(("x",)).part(row, 0, first, 2) for first in (0, 2, 4))
+...     return tuple(Device.here(("x",)).parts(row, 0, (2, 2, 2)))
 >>> function = jax.shard_map(body, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
 >>> [part.tolist() for part in function(jax.numpy.arange(6))]
 [[0, 1], [2, 3], [4, 5]]
@@ -18,6 +18,8 @@ By hand, a row of 6 in parts of 2, cut by one kernel: what it reads of the row b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
@@ -55,18 +57,18 @@ class Device(NamedTuple):
         inside = lax.broadcasted_iota(np.int32, tile.shape, dim) < self.row_of(lengths.astype(np.int32))
         return lax.select(inside, tile, lax.full_like(tile, blank))
 
-    def part(self, array: jax.Array, dim: int, first: int, length: int) -> jax.Array:
-        """A part of an array along a dim, the same on all devices; on CPUs it is looked up where that begins."""
+    def parts(self, array: jax.Array, dim: int, lengths: Sequence[int]) -> list[jax.Array]:
+        """The parts of an array along a dim, one after another; on CPUs it is looked up where each begins."""
         if jax.default_backend() != "cpu":
-            return lax.slice_in_dim(array, first, first + length, axis=dim)
-        starts = [self._looked_up(first) if each == dim else np.int32(0) for each in range(array.ndim)]
-        shape = (*array.shape[:dim], length, *array.shape[dim + 1 :])
-        return lax.dynamic_slice(array, starts, shape, allow_negative_indices=False)
-
-    def _looked_up(self, number: int) -> jax.Array:
-        """A number that no compiler knows: devices read it at two places of a table that has another number too."""
-        table, place = np.array([number, number, -1], np.int32), lax.min(self.position, np.int32(1))
-        return lax.reshape(lax.dynamic_slice(table, [place], (1,), allow_negative_indices=False), ())
+            return list(lax.split(array, lengths, dim))
+        place, parts = lax.min(self.position, np.int32(1)), list[jax.Array]()
+        for first, length in zip(accumulate((0, *lengths[:-1])), lengths, strict=True):
+            table = np.array([first, first, -1], np.int32)  # without the last a compiler would know what is read
+            start = lax.reshape(lax.dynamic_slice(table, [place], (1,), allow_negative_indices=False), ())
+            starts = [start if each == dim else np.int32(0) for each in range(array.ndim)]
+            shape = (*array.shape[:dim], length, *array.shape[dim + 1 :])
+            parts.append(lax.dynamic_slice(array, starts, shape, allow_negative_indices=False))
+        return parts
 
 
 def of_device(table: NDArray[Any] | jax.Array, place: Any) -> jax.Array:

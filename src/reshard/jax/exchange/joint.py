@@ -113,8 +113,7 @@ def _by_itself(call: GroupCall, names: tuple[str, ...]) -> jax.Array:
         row = lax.psum_scatter(array, names, axis_index_groups=between, tiled=True)  # in one run: faster
         return lax.reshape(row, array.shape[1:])
     if kind == "all_to_all":
-        device = Device.here(names)
-        parts = [device.part(array, dim, number, 1) for number in range(array.shape[dim])]
+        parts = Device.here(names).parts(array, dim, [1] * array.shape[dim])
         parts = parts if dim else [lax.reshape(part, (part.size,)) for part in parts]
         row = lax.concatenate(parts, dim)
         return lax.reshape(lax.all_to_all(row, names, dim, dim, axis_index_groups=between, tiled=True), array.shape)
@@ -131,11 +130,9 @@ def _as_one(calls: Sequence[GroupCall], names: tuple[str, ...]) -> list[jax.Arra
     row = _by_itself(GroupCall(kind, calls[0].between, lax.concatenate(rows, 1)), names)
     lead = row.shape[:-2] if kind == "all_gather" else ()  # of the members, before the one part of each
     row = lax.reshape(row, (*lead, row.size // prod(lead) // sum(sizes), sum(sizes)))
-    device, results, first = Device.here(names), list[jax.Array](), 0
-    for call, array, size in zip(calls, turned, sizes, strict=True):
-        part = device.part(row, row.ndim - 1, first, size)
-        first += size
+    parts, results = Device.here(names).parts(row, row.ndim - 1, sizes), list[jax.Array]()
+    for call, array, part in zip(calls, turned, parts, strict=True):
         shape = array.shape[1:] if kind == "psum_scatter" else (*lead, *array.shape)
-        part = lax.reshape(part, shape)
-        results.append(jax.numpy.moveaxis(part, 0, call.dim) if call.dim else part)
+        result = lax.reshape(part, shape)
+        results.append(jax.numpy.moveaxis(result, 0, call.dim) if call.dim else result)
     return results
