@@ -19,6 +19,7 @@ import problems
 import pytest
 from scipy.optimize import linprog
 
+from reshard.deal import Deal
 from reshard.digits import Digit, Digits
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
@@ -507,6 +508,16 @@ def test_an_exchange_by_boxes_is_priced_by_its_pieces() -> None:
     pieces = list(zip(*boxes().traffic(), strict=True))
     carried, _ = counted(network, pieces)
     assert exchange_seconds(boxes(), 4, network) == pytest.approx(4 * max(carried[0] / 10, carried[1]))
+
+
+def test_what_several_boxes_send_to_one_device_is_one_message() -> None:
+    """By hand, 7 rows dealt one by one to 2 devices, then the first 4 to one of them: each sends two that lie apart."""
+    mesh, network = Mesh.of(x=2), Network((Level(1, 2, "switch", 1e9, 1e-6),))
+    dealt, halves = (Sharding.of(mesh, (deal, "x")) for deal in (Deal.blocks(1), Deal.offsets(0, 4, 7)))
+    exchange = find_exchange(Tiling.of(dealt, (7,)), Tiling.of(halves, (7,)))
+    senders, receivers, elements = exchange.traffic()
+    assert sorted(zip(senders.tolist(), receivers.tolist(), elements.tolist(), strict=True)) == [(0, 1, 2), (1, 0, 2)]
+    assert exchange_seconds(exchange, 1, network) == pytest.approx(1e-6 + 2e-9)
 
 
 def test_every_chunk_waits_for_its_messages() -> None:

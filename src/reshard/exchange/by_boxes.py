@@ -280,6 +280,10 @@ class BoxExchange(Exchange):
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         sender, receiver, elements = self._travelling()
+        if self.source.layout.weaves or self.target.layout.weaves:  # else a tile is one box
+            pairs, places = np.unique(sender * self.target.mesh.size + receiver, return_inverse=True)
+            elements = np.bincount(places, elements).astype(np.int64)
+            sender, receiver = np.divmod(pairs, self.target.mesh.size)
         return self.source.mesh.device_array[sender], self.target.mesh.device_array[receiver], elements
 
     def table(self) -> PieceTable:

@@ -267,7 +267,7 @@ class Exchange(ABC):
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         """All that goes from one device to another: senders, receivers (both as devices), elements.
 
-        Pieces that stay on their device and empty ones are left out; the order is any.
+        Once for each pair of devices; pieces that stay on their device and empty ones are left out; the order is any.
 
         Raises:
             ReshardError: `too-large` where the pieces are too many to list.
