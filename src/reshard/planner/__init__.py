@@ -10,6 +10,7 @@
     by_hosts.py         middles on a mesh of hosts, where axes do not nest in these
     spread.py           middles in which all devices of a host share what crosses between hosts
     fewer_messages.py   ways of fewer messages, where latencies decide
+    joined.py           two plans as one, by way of an end that is cut further
     to_few_hosts.py     middles from which devices send to few hosts, each much at once
     better_legs.py      a plan whose parts are planned anew
     number_of_parts.py  in how many parts the steps of a plan overlap best

@@ -135,8 +135,8 @@ def _of_one_axis(sharding: Sharding, more: Sequence[Axis], inside: Digit) -> Ite
 def sliced_first(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
     """The ways that slice the source by axes that it does not use, and gather then what the target cuts otherwise.
 
-    By those that stay: less is gathered; or by those that the target uses, and where parts differ in size by all, for
-    which no other way is known in which others help to gather. Where a limit is far above what a step takes.
+    By those that stay: less is gathered; or by those that the target uses. Through switches, where messages wait for
+    one another, and where a limit is far above what a step takes.
 
     >>> from reshard.mesh import Mesh
     >>> from reshard.network import Network
@@ -147,24 +147,20 @@ def sliced_first(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
     ...     print(*(middle.text() for middle in route.middles))
     [{"b"}, {"a"}] [{"b"}, {}]
     """
-    reshard, evenly = prices.reshard, prices.by_digits
+    reshard = prices.reshard
     source, target = prices.ends
-    if evenly and not any(level.is_switch for level in prices.network.levels):  # messages wait for none
+    if not prices.by_digits or not any(level.is_switch for level in prices.network.levels):
         return
     if prices.least_seconds(1) * FAR > limit_s or not is_small(reshard):
         return
-    if source.mesh != target.mesh or source.is_woven or target.is_woven or source.unreduced:
+    if source.mesh != target.mesh or source.is_woven or target.is_woven:
         return
-    unused, sizes = source.unused_axes(), source.mesh.sizes
-    wanted = difference(unused, target.unused_axes(), sizes)
-
-    def cut_by(axes: tuple[Axis, ...]) -> Sharding | None:
-        return refined(source, axes, target, reshard.shape, evenly=evenly)
-
-    sliced = [cut_by(axes) for axes in dict.fromkeys((wanted,) if evenly else (wanted, unused))]
-    if sliced and sliced[0] is not None:
+    sizes = source.mesh.sizes
+    wanted = difference(source.unused_axes(), target.unused_axes(), sizes)
+    sliced = [refined(source, wanted, target, reshard.shape)]
+    if sliced[0] is not None:
         kept, used = ([axis for dim in end.dims for axis in dim.axes] for end in (kept_cuts(sliced[0], target), source))
-        sliced.append(cut_by(difference(kept, used, sizes)))
+        sliced.append(refined(source, difference(kept, used, sizes), target, reshard.shape))
     for middle in dict.fromkeys(sliced):
         if middle is not None:
             yield Route((middle, kept_cuts(middle, target)))

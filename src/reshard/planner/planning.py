@@ -25,7 +25,7 @@ from reshard.errors import ReshardError
 from reshard.garbage import uncollected
 from reshard.network import Network, best_cut, forget_steps, least_transfers
 from reshard.notation.described import array_said, check_settled, described, dtype_said, shape_said
-from reshard.planner import better_legs
+from reshard.planner import better_legs, soonest
 from reshard.planner.candidates import all_gathered, candidates, gathered
 from reshard.planner.level_ways import LevelWays
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
@@ -219,7 +219,7 @@ def _outline(plan: Plan) -> tuple[tuple[str, Sharding], ...]:
 def cache_clear() -> None:
     """Forget the cached plans; what is known of digits, whatever tensor they cut, is kept."""
     _planned.cache_clear()
-    fastest_plan.cache_clear()
+    soonest.cache_clear()
     alternatives.cache_clear()
     better_legs.cache_clear()
     all_cuts.cache_clear()

@@ -4,6 +4,7 @@ Candidates come first, then what is like them: along rings, in fewer messages, w
 partial combined by itself, in shares.
 Further ways come after these, where the best so far is far from the least, and take its place only if they are sooner.
 A tensor of uneven tiles goes the ways of the next larger one too that has none.
+Last come plans by way of an end that is cut further (`joined`).
 
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(h=2, g=2)
@@ -25,28 +26,24 @@ from reshard.errors import ReshardError
 from reshard.network import Network, least_seconds
 from reshard.network.pricing import uses_of
 from reshard.planner import better_legs
-from reshard.planner.candidates import at_once, candidates, refined
+from reshard.planner.candidates import at_once, candidates
 from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes, whole_steps
 from reshard.planner.fewer_messages import few_hosts, in_fewer_messages, sliced_first
-from reshard.planner.level_ways import LevelWays
+from reshard.planner.joined import finer, going_on, joined
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
-from reshard.planner.policy import best_first, is_small
+from reshard.planner.policy import best_first, is_small, shrinks_first
 from reshard.planner.route_prices import TIE, RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.refinement import refine
 from reshard.sharding import Sharding
-from reshard.steps import Chain, Route, Share, Step, step_of
+from reshard.steps import Chain, Route, Share
 from reshard.tiling import Tiling
 
 NEAR = 1.1
 """Up to so many times the least a plan is near it."""
-SLICED = 1.5
-"""Up to so many times the least nothing is sliced first by all axes that the source does not use."""
-ALONE = 1.45
-"""Nor where one level after another takes more than so many times what is known then."""
 HANDED_ON = 3
 """What goes along rings from neighbour to neighbour is to gain more than so many steps half round one."""
 NEARLY = 1.02
@@ -62,14 +59,45 @@ CACHED_PLANS = 1024
 @lru_cache(CACHED_PLANS)
 def fastest_plan(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
+    return _by_finer_ends(_fastest_between(reshard, network, options))
+
+
+@lru_cache(CACHED_PLANS)
+def _fastest_between(reshard: Reshard, network: Network, options: Options) -> Plan:
+    """The same of ways that are not made of two plans."""
     known, ways = _fastest_of_candidates(reshard, network, options)
     best = _by_further_ways(known, ways)
     for larger in evened_shapes(reshard):
         twin, ways = _fastest_of_candidates(replace(reshard, shape=larger), network, options)
-        for way in dict.fromkeys([twin, _by_further_ways(twin, ways)]):  # what ends inside it decides
+        twins = dict.fromkeys([twin, _by_further_ways(twin, ways)])
+        for way in twins:  # what ends inside it decides
             best = best_first([best, *_ended_inside(reshard, way)])[0]
-        if is_small(reshard):
-            best = best_first([best, *_in_own_blocks(best, ways)])[0]
+        best = best_first([best, *_in_own_blocks(best, [*map(_timed_as, twins), *ways])])[0]
+    return best
+
+
+def _by_finer_ends(best: Plan) -> Plan:
+    """The plan, or a sooner one by way of an end that is cut further by all axes that it does not use.
+
+    Looked for where a plan is far from the least, but for small tensors of even tiles, for which many other ways are
+    known.
+    """
+    reshard, options, network = best.reshard, best.options, best.options.network
+    if network is None or not best.seconds or reshard.target.unreduced:
+        return best
+    is_even = all(tiling.is_even() for tiling in reshard.tilings)
+    if is_even if is_small(reshard) else best.seconds <= NEAR * (best.lower_bound_seconds or 0.0):
+        return best
+    prices, source, target = RoutePrices.of(reshard, network), reshard.source, reshard.target
+    for middle in dict.fromkeys([*finer(source, target, reshard.shape), *finer(target, source, reshard.shape)]):
+        with suppress(ReshardError):  # what cannot be made is none
+            first = _fastest_between(replace(reshard, target=middle), network, options)
+            rest_s = (best.seconds or 0.0) + network.call_s - (first.seconds or 0.0)  # a call both pay, and joined once
+            rest = _fastest_between(replace(reshard, source=middle), network, options) if rest_s > 0 else None
+            if rest is not None and (rest.seconds or 0.0) < rest_s:
+                best = best_first([best, joined(reshard, first, rest)])[0]
+                routes = going_on([share.steps for share in first.shares], rest)
+                best = _best_of(timed_routes(prices, routes), prices, options, best)
     return best
 
 
@@ -117,9 +145,6 @@ def _by_further_ways(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     if reshard.source.unreduced and (is_small(reshard) or _is_far_from_least(best, prices)):
         count = 1 if is_small(reshard) else COMBINED
         more = _moved_by_themselves(timed, prices, options, seconds, count, soonest=True)
-    elif prices.by_digits and _is_far_from_least(best, prices) and seconds > SLICED * (best.lower_bound_seconds or 0.0):
-        along = _is_worth_handing_on(best, network)
-        more = _sliced_by_all(prices, options, seconds) if along else []
     others = _others(timed, more, prices) if more else []
     return _best_of(others, prices, options, best, timed, along=along) if others else best
 
@@ -204,41 +229,8 @@ def _moved_by_themselves(
     routes: list[Route] = []
     for middle in dict.fromkeys(places):
         if middle in chains:
-            routes += _going_on(chains[middle], fastest_plan(replace(reshard, source=middle), network, options))
+            routes += going_on(chains[middle], fastest_plan(replace(reshard, source=middle), network, options))
     return routes
-
-
-def _sliced_by_all(prices: RoutePrices, options: Options, limit_s: float) -> list[Route]:
-    """Ways that slice the source by all axes that it does not use, and go then as a tensor goes that is cut so.
-
-    So devices that hold the same send what differs. Only if that takes less than a limit, and one level after another
-    not much more.
-    """
-    reshard, network = prices.reshard, prices.network
-    unused = reshard.source.unused_axes() if reshard.source.mesh == reshard.target.mesh else ()
-    sliced = refined(reshard.source, unused, reshard.target, reshard.shape)
-    if sliced is None:
-        return []
-    after = replace(reshard, source=sliced)
-    ways = LevelWays.of(after, network, finely=False, along=True)
-    path = None if ways is None else ways.cheapest([1 / limit_s] * len(network.levels))
-    if ways is None or path is None or ways.loads(path).sum() > ALONE * limit_s:
-        return []
-    rest = fastest_plan(after, network, options)
-    if (rest.seconds or 0.0) >= limit_s:
-        return []
-    return _going_on([Route().chain(replace(reshard, target=sliced))], rest)
-
-
-def _going_on(chains: Sequence[Chain], rest: Plan) -> list[Route]:
-    """Chains to where a plan begins, each with every share of that plan behind it."""
-    ends = [tuple(map(_keeping_nothing, share.steps)) for share in rest.shares]
-    return [Route(steps=(*chain, *steps)) for steps in ends for chain in chains]
-
-
-def _keeping_nothing(step: Step) -> Step:
-    """The step without the tiles that devices would have from before: of a way that begins with other tiles."""
-    return step if step.kept is None else step_of(step.reshard, ring=step.ring)
 
 
 def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
@@ -265,8 +257,21 @@ def _in_own_blocks(best: Plan, ways: Iterable[TimedRoute]) -> Iterator[Plan]:
         if way.seconds < limit_s:
             with suppress(ReshardError):  # what cannot be made is none
                 plan = Plan(best.reshard, Route(way.route.middles, way.route.near).chain(best.reshard), best.options)
-                limit_s = min(limit_s, plan.seconds or 0.0)
-                yield plan
+                if shrinks_first(plan):
+                    limit_s = min(limit_s, plan.seconds or 0.0)
+                    yield plan
+
+
+def _timed_as(plan: Plan) -> TimedRoute:
+    """The way of a plan's first share, with what the plan takes."""
+    middles = tuple([step.after for step in plan.steps[:-1]])
+    return TimedRoute(Route(middles, max((step.near for step in plan.steps), default=0)), plan.seconds or 0.0, (), ())
+
+
+def cache_clear() -> None:
+    """Forget the plans that take the least time."""
+    fastest_plan.cache_clear()
+    _fastest_between.cache_clear()
 
 
 def _best_of(

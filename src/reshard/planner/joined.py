@@ -1,0 +1,71 @@
+"""Two plans as one: to a sharding on the way, and on from there.
+
+What takes least from end to end is often known only between one end and the other cut further by axes that it does not
+use: devices that hold the same then send what differs, and devices that are to hold the same take a part each, which
+they gather.
+So each leg is planned as any tensor is, and the legs are joined.
+
+By hand, columns by `a` wanted by `b`, whatever `a` does: all four devices have one part each on the way.
+
+>>> from reshard.mesh import Mesh
+>>> mesh = Mesh.of(a=2, b=2)
+>>> columns, rows = Sharding.of(mesh, None, "a"), Sharding.of(mesh, "b", None)
+>>> [middle.text() for middle in finer(columns, rows, (8, 8))]
+['[{"b"}, {"a"}]']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reshard.planner.candidates import refined
+from reshard.plans import Plan
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
+from reshard.steps import Chain, Route, Share, Step, step_of
+
+
+def finer(end: Sharding, other: Sharding, shape: tuple[int, ...]) -> list[Sharding]:
+    """An end cut further by all axes that it does not use: as the other end has it, or in even parts, or uneven ones.
+
+    Nothing where there are none, where it is woven, or where values are partial.
+    """
+    if end.mesh != other.mesh or end.is_woven or other.is_woven or end.unreduced:
+        return []
+    axes = end.unused_axes()
+    ways = ((other, True), (end, True), (other, False))
+    cut_further = [refined(end, axes, beside, shape, evenly=evenly) for beside, evenly in ways]
+    return [middle for middle in dict.fromkeys(cut_further) if middle is not None and middle not in (end, other)]
+
+
+def joined(reshard: Reshard, first: Plan, rest: Plan) -> Plan:
+    """One plan after the other: of one all shares and parts, of the other the steps of the whole.
+
+    Raises:
+        ReshardError: where they do not make one.
+    """
+    endings = _endings(rest)
+    if rest.parts > 1:
+        parted, chains = rest, [(*first.steps, *steps) for steps in endings]
+        whole = (len(first.steps) + rest.whole[0], rest.whole[1])
+    else:
+        parted, chains = first, [(*share.steps, *endings[0]) for share in first.shares]
+        whole = (first.whole[0], first.whole[1] + len(endings[0]))
+    beside = tuple(Share(steps, share.parts) for steps, share in zip(chains[1:], parted.beside, strict=True))
+    whole = whole if parted.parts > 1 else (0, 0)
+    return Plan(reshard, chains[0], parted.options, parts=parted.parts, beside=beside, whole=whole)
+
+
+def going_on(chains: Sequence[Chain], rest: Plan) -> list[Route]:
+    """Chains to where a plan begins, each with every share of that plan behind it."""
+    return [Route(steps=(*chain, *steps)) for steps in _endings(rest) for chain in chains]
+
+
+def _endings(rest: Plan) -> list[Chain]:
+    """The steps of all shares of a plan, where it is the end of another."""
+    return [tuple(map(_keeping_nothing, share.steps)) for share in rest.shares]
+
+
+def _keeping_nothing(step: Step) -> Step:
+    """The step without the tiles that devices would have from before: of a way that begins with other tiles."""
+    return step if step.kept is None else step_of(step.reshard, ring=step.ring)
