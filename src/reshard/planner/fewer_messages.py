@@ -6,7 +6,7 @@
                     or from neighbour to neighbour, in fewer, and a slice takes nothing
     one axis apart  an axis inside hosts changes by itself, first or last: what then crosses between hosts goes to one
                     device of each, not to all
-    sliced first    axes that the source does not use cut it, and the rest is gathered: less, or by more devices
+    sliced first    axes that the source does not use cut it, and what is left of it is gathered
     few hosts       devices of a host share out what leaves by where it goes (`to_few_hosts`)
 
 By hand, 2 hosts of 2 devices, 1 s a message, from rows by both axes to columns by `y`: every device sends to the three
