@@ -59,28 +59,28 @@ CACHED_PLANS = 1024
 @lru_cache(CACHED_PLANS)
 def fastest_plan(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
-    return _by_finer_ends(_fastest_between(reshard, network, options))
+    return _by_finer_ends(*_fastest_between(reshard, network, options))
 
 
 @lru_cache(CACHED_PLANS)
-def _fastest_between(reshard: Reshard, network: Network, options: Options) -> Plan:
-    """The same of ways that are not made of two plans."""
-    known, ways = _fastest_of_candidates(reshard, network, options)
-    best = _by_further_ways(known, ways)
+def _fastest_between(reshard: Reshard, network: Network, options: Options) -> tuple[Plan, Sequence[TimedRoute]]:
+    """The same of ways that are not made of two plans, and the ways between these ends that are known."""
+    known, timed = _fastest_of_candidates(reshard, network, options)
+    best = _by_further_ways(known, timed)
     for larger in evened_shapes(reshard):
         twin, ways = _fastest_of_candidates(replace(reshard, shape=larger), network, options)
         twins = dict.fromkeys([twin, _by_further_ways(twin, ways)])
         for way in twins:  # what ends inside it decides
             best = best_first([best, *_ended_inside(reshard, way)])[0]
         best = best_first([best, *_in_own_blocks(best, [*map(_timed_as, twins), *ways])])[0]
-    return best
+    return best, timed
 
 
-def _by_finer_ends(best: Plan) -> Plan:
+def _by_finer_ends(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     """The plan, or a sooner one by way of an end that is cut further by all axes that it does not use.
 
     Looked for where a plan is far from the least, but for small tensors of even tiles, for which many other ways are
-    known.
+    known; timed are those known.
     """
     reshard, options, network = best.reshard, best.options, best.options.network
     if network is None or not best.seconds or reshard.target.unreduced:
@@ -91,13 +91,16 @@ def _by_finer_ends(best: Plan) -> Plan:
     prices, source, target = RoutePrices.of(reshard, network), reshard.source, reshard.target
     for middle in dict.fromkeys([*finer(source, target, reshard.shape), *finer(target, source, reshard.shape)]):
         with suppress(ReshardError):  # what cannot be made is none
-            first = _fastest_between(replace(reshard, target=middle), network, options)
+            first, _ = _fastest_between(replace(reshard, target=middle), network, options)
             rest_s = (best.seconds or 0.0) + network.call_s - (first.seconds or 0.0)  # a call both pay, and joined once
-            rest = _fastest_between(replace(reshard, source=middle), network, options) if rest_s > 0 else None
-            if rest is not None and (rest.seconds or 0.0) < rest_s:
+            if rest_s <= 0:
+                continue
+            rest, _ = _fastest_between(replace(reshard, source=middle), network, options)
+            if (rest.seconds or 0.0) < rest_s:
+                more = _others(timed, going_on([share.steps for share in first.shares], rest), prices)
+                along = prices.by_digits and _is_worth_handing_on(best, network)
+                best = _best_of(more, prices, options, best, timed, along=along)
                 best = best_first([best, joined(reshard, first, rest)])[0]
-                routes = going_on([share.steps for share in first.shares], rest)
-                best = _best_of(timed_routes(prices, routes), prices, options, best)
     return best
 
 
