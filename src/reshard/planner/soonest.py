@@ -69,7 +69,8 @@ def _fastest_between(reshard: Reshard, network: Network, options: Options) -> tu
     best = _by_further_ways(known, timed)
     for larger in evened_shapes(reshard):
         twin, ways = _fastest_of_candidates(replace(reshard, shape=larger), network, options)
-        twins = dict.fromkeys([twin, _by_further_ways(twin, ways)])
+        further = _by_further_ways(twin, ways)
+        twins = dict.fromkeys([twin, further, _by_finer_ends(further, ways)])
         for way in twins:  # what ends inside it decides
             best = best_first([best, *_ended_inside(reshard, way)])[0]
         best = best_first([best, *_in_own_blocks(best, [*map(_timed_as, twins), *ways])])[0]
