@@ -145,12 +145,12 @@ def _by_further_ways(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     if prices.by_digits:
         best = _sooner(few_hosts(prices, best.seconds), best, timed, prices)
     best = _sooner(sliced_first(prices, best.seconds or 0.0), best, timed, prices)
-    seconds, more, along = best.seconds or 0.0, list[Route](), False
+    seconds, more = best.seconds or 0.0, list[Route]()
     if reshard.source.unreduced and (is_small(reshard) or _is_far_from_least(best, prices)):
         count = 1 if is_small(reshard) else COMBINED
         more = _moved_by_themselves(timed, prices, options, seconds, count, soonest=True)
     others = _others(timed, more, prices) if more else []
-    return _best_of(others, prices, options, best, timed, along=along) if others else best
+    return _best_of(others, prices, options, best, timed) if others else best
 
 
 def _sooner(routes: Iterable[Route], best: Plan, timed: Sequence[TimedRoute], prices: RoutePrices) -> Plan:
