@@ -57,11 +57,12 @@ def with_shares(plan: Plan, timed: Sequence[TimedRoute], *, finely: bool = False
     limit = (plan.seconds - network.call_s) * (WORTH if plan.parts == 1 else 1.0)
     if not any(step.received_bytes for share in plan.shares for step in share.steps):  # no level has anything to do
         return plan
+    is_large, is_partial = not is_small(plan.reshard), bool(plan.source.unreduced)
     ways = LevelWays.of(plan.reshard, network, finely=True, along=along) if finely else None
-    ways = ways or LevelWays.of(plan.reshard, network, finely=False, along=along)  # as the candidates ask
-    if ways is None and not plan.source.unreduced:  # of partial values only what was timed is known
+    if is_large or not is_partial:  # small partial values go by what was timed alone
+        ways = ways or LevelWays.of(plan.reshard, network, finely=False, along=along)  # as the candidates ask
+    if ways is None and not is_partial:
         return plan
-    is_large = not is_small(plan.reshard)
     if is_large and ways is not None and limit <= (plan.lower_bound_seconds or 0.0):
         return plan
     routes = [Route(steps=share.steps) for share in plan.shares]

@@ -80,14 +80,16 @@ def _fastest_between(reshard: Reshard, network: Network, options: Options) -> tu
 def _by_finer_ends(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     """The plan, or a sooner one by way of an end that is cut further by all axes that it does not use.
 
-    Looked for where a plan is far from the least, but for small tensors of even tiles, for which many other ways are
-    known; timed are those known.
+    Looked for where a plan is far from the least; of even tiles only large ones that are whole values, on rings and
+    lines, for else the other ways are as good. Timed are the ways that are known.
     """
     reshard, options, network = best.reshard, best.options, best.options.network
     if network is None or not best.seconds or reshard.target.unreduced:
         return best
-    is_even = all(tiling.is_even() for tiling in reshard.tilings)
-    if is_even if is_small(reshard) else best.seconds <= NEAR * (best.lower_bound_seconds or 0.0):
+    is_seldom_sooner = reshard.source.unreduced or all(level.is_switch for level in network.levels)
+    if all(tiling.is_even() for tiling in reshard.tilings) and (is_seldom_sooner or is_small(reshard)):
+        return best
+    if not is_small(reshard) and best.seconds <= NEAR * (best.lower_bound_seconds or 0.0):
         return best
     prices, source, target = RoutePrices.of(reshard, network), reshard.source, reshard.target
     for middle in dict.fromkeys([*finer(source, target, reshard.shape), *finer(target, source, reshard.shape)]):
