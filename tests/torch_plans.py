@@ -384,10 +384,8 @@ def axes_do_not_nest_in_hosts(rank: int) -> list[str]:
         ends = (rs.torch.sharding_of(side, mesh, 2) for side in (before, after))
         plan = rs.plan(*ends, (18, 24), "float64", network=hosts)
         by_hosts += any("host" in step.after.mesh.sizes for step in plan.steps)
-        source, wanted = (
-            distribute_tensor(whole, mesh, before),
-            cut(whole, spans((18, 24), (3, 4), after, coordinate(rank, (3, 4)))),
-        )
+        source = distribute_tensor(whole, mesh, before)
+        wanted = cut(whole, spans((18, 24), (3, 4), after, coordinate(rank, (3, 4))))
         wrong.append(unless(same(rs.torch.run(plan, source).to_local(), wanted), f"{plan}: another tile"))
         names: dict[str, Any] = {}
         exec(plan.to_code("torch"), names)

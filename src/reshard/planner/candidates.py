@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, islice, pairwise, product
+from itertools import islice, pairwise, product
 from math import prod
 from operator import le
 
@@ -112,9 +112,8 @@ def _on_levels(prices: RoutePrices) -> Iterator[Route]:
     reshard, network = prices.reshard, prices.network
     mesh = reshard.target.mesh
     as_axes_nest = nested(network, mesh)
-    levels = chain.from_iterable(map(pairwise, (network.levels, as_axes_nest.levels)))
-    slower = (outer.stride for inner, outer in levels if outer.bandwidth < inner.bandwidth)
-    hosts = {stride for stride in slower if stride < mesh.size}
+    slow = {*slow_strides(network), *slow_strides(as_axes_nest)}
+    hosts = {stride for stride in slow if stride < mesh.size}
     yield from detours(reshard, _boundaries(reshard, network), hosts)
     for host in hosts.difference(level_strides(as_axes_nest)):  # in which axes do not nest
         yield from [Route(middles, host) for middles in by_hosts(reshard, host)]
@@ -153,6 +152,11 @@ def by_levels(prices: RoutePrices, price: float) -> Iterator[Route]:
 def level_strides(network: Network) -> list[int]:
     """The strides of the device number at which a level of the network begins, the innermost left out."""
     return [level.stride for level in network.levels[1:]]
+
+
+def slow_strides(network: Network) -> list[int]:
+    """Those of them at which the level is slower than the one inside: of hosts, as devices per host."""
+    return [outer.stride for inner, outer in pairwise(network.levels) if outer.bandwidth < inner.bandwidth]
 
 
 def gathered(reshard: Reshard) -> Route:

@@ -34,7 +34,7 @@ from reshard.axis import Axis, difference, merged
 from reshard.digits import Digit
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
-from reshard.planner.candidates import by_levels, kept_cuts, refined
+from reshard.planner.candidates import by_levels, kept_cuts, refined, slow_strides
 from reshard.planner.policy import is_small
 from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.planner.to_few_hosts import to_few_hosts
@@ -112,9 +112,7 @@ def _exchange_between(prices: RoutePrices, boundary: int) -> bool:
 
 def _slow_boundary(prices: RoutePrices, limit_s: float) -> int:
     """Devices per host, if hosts have a slower level and a limit is no less than what two steps take; else 0."""
-    host = next(
-        (outer.stride for inner, outer in pairwise(prices.network.levels) if outer.bandwidth < inner.bandwidth), 0
-    )
+    host = next(iter(slow_strides(prices.network)), 0)
     return host if host and prices.least_seconds(2) <= limit_s else 0
 
 
