@@ -59,7 +59,7 @@ class Device(NamedTuple):
 
     def parts(self, array: jax.Array, dim: int, lengths: Sequence[int]) -> list[jax.Array]:
         """The parts of an array along a dim, one after another; on CPUs it is looked up where each begins."""
-        if jax.default_backend() != "cpu":
+        if not looks_up_places():
             return list(lax.split(array, lengths, dim))
         place, parts = lax.min(self.position, np.int32(1)), list[jax.Array]()
         for first, length in zip(accumulate((0, *lengths[:-1])), lengths, strict=True):
@@ -69,6 +69,11 @@ class Device(NamedTuple):
             shape = (*array.shape[:dim], length, *array.shape[dim + 1 :])
             parts.append(lax.dynamic_slice(array, starts, shape, allow_negative_indices=False))
         return parts
+
+
+def looks_up_places() -> bool:
+    """Whether it pays to look up what all devices know: on CPUs, where every kernel takes long to compile."""
+    return jax.default_backend() == "cpu"
 
 
 def of_device(table: NDArray[Any] | jax.Array, place: Any) -> jax.Array:

@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple
 import jax
 from jax import lax
 
-from reshard.jax.exchange.device import Device
+from reshard.jax.exchange.device import Device, looks_up_places
 
 Devices = Sequence[Sequence[int]]
 CallKind = Literal["psum", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute"]
@@ -113,10 +113,11 @@ def _by_itself(call: GroupCall, names: tuple[str, ...]) -> jax.Array:
         row = lax.psum_scatter(array, names, axis_index_groups=between, tiled=True)  # in one run: faster
         return lax.reshape(row, array.shape[1:])
     if kind == "all_to_all":
-        parts = Device.here(names).parts(array, dim, [1] * array.shape[dim])
+        shape = array.shape
+        parts = Device.here(names).parts(array, dim, [1] * shape[dim]) if looks_up_places() else [array]
         parts = parts if dim else [lax.reshape(part, (part.size,)) for part in parts]
         row = lax.concatenate(parts, dim)
-        return lax.reshape(lax.all_to_all(row, names, dim, dim, axis_index_groups=between, tiled=True), array.shape)
+        return lax.reshape(lax.all_to_all(row, names, dim, dim, axis_index_groups=between, tiled=True), shape)
     combine = {"psum": lax.psum, "pmax": lax.pmax, "pmin": lax.pmin}[kind]
     return combine(array, names, axis_index_groups=between)
 
