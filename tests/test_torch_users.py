@@ -35,5 +35,5 @@ def test_feature(name: str, wrong: dict[str, list[str]]) -> None:
 
 
 def test_a_rank_that_passes_over_calls() -> None:
-    found = wrong_features("torch_users", ["a_rank_that_passes_over_calls"], 2, timeout_s=4)
+    found = wrong_features("torch_users", ["a_rank_that_passes_over_calls"], 2, timeout_s=6)
     assert not any(found.values()), found
