@@ -47,6 +47,8 @@ LEAST_PATIENCE, PATIENCE, WIDE = 2, 8, 0.1
 
 Fewer too of a program of more than `MEDIUM` operations that are kept alike, since its bound is found afterwards.
 """
+PATIENT = 64
+"""Of so many operations that are kept alike as many choices may have nothing better; of more, in proportion fewer."""
 CLOSE, CLOSE_OF_EACH = 1e-2, 2e-5
 """How far from the bound, as a part of the cost, a choice is good enough for no further ones: by all operations."""
 NEAR = 5e-2
@@ -301,7 +303,7 @@ def _patience(best: Descent, bound: float) -> float:
     """How many choices in a row may have nothing better than the best."""
     if len(best.model.nodes) <= MEDIUM or not best.cost:
         return PATIENCE
-    most = PATIENCE * MEDIUM / len(best.model.nodes) if best.model.is_tied else PATIENCE
+    most = PATIENCE * PATIENT / len(best.model.nodes) if best.model.is_tied else PATIENCE
     return max(LEAST_PATIENCE, min((1 - bound / best.cost) / WIDE, 1.0) * most)
 
 
