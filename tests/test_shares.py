@@ -15,7 +15,7 @@ from time_bounds import NETWORKS, least_seconds, pairs
 
 from reshard import Mesh, Network, Plan, ReshardError, Sharding, plan
 from reshard import numpy as engine
-from reshard.mix import best_mix
+from reshard.mix import GrowingMix, Mix, best_mix
 from reshard.network import Level
 from reshard.planner.candidates import candidates
 from reshard.planner.mixes import with_shares
@@ -76,25 +76,48 @@ def test_by_hand() -> None:
 
 
 def test_the_best_mix_is_that_of_a_linear_program() -> None:
-    from scipy.optimize import linprog
-
     rng = np.random.default_rng(1)
     for _ in range(50):
         loads = rng.random((rng.integers(1, 9), rng.integers(1, 4))) * (rng.random() < 0.5) + rng.integers(0, 2)
         loads[~loads.any(axis=1)] = 1.0
-        ways, levels = loads.shape
-        solved = linprog(
-            [1.0, *np.zeros(ways)],
-            A_ub=np.hstack([-np.ones((levels, 1)), loads.T]),
-            b_ub=np.zeros(levels),
-            A_eq=[[0.0, *np.ones(ways)]],
-            b_eq=[1.0],
-        )
         mix = best_mix(loads)
-        assert mix.seconds == pytest.approx(solved.fun)
-        assert (mix.parts @ loads).max() == pytest.approx(solved.fun)
-        assert mix.parts.sum() == pytest.approx(1)
+        check_mix(mix, loads)
         assert (loads @ mix.prices).min() == pytest.approx(1)
+
+
+def check_mix(mix: Mix, loads: np.ndarray) -> None:
+    """Hold a mix against the linear program of HiGHS."""
+    from scipy.optimize import linprog
+
+    ways, levels = loads.shape
+    solved = linprog(
+        [1.0, *np.zeros(ways)],
+        A_ub=np.hstack([-np.ones((levels, 1)), loads.T]),
+        b_ub=np.zeros(levels),
+        A_eq=[[0.0, *np.ones(ways)]],
+        b_eq=[1.0],
+    )
+    assert mix.seconds == pytest.approx(solved.fun)
+    assert (mix.parts @ loads).max() == pytest.approx(solved.fun)
+    assert mix.parts.sum() == pytest.approx(1)
+
+
+def test_a_mix_grows_where_many_links_are_as_full_as_one_another() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        loads = rng.integers(0, 3, (rng.integers(2, 27), rng.integers(2, 33))).astype(float)
+        loads[~loads.any(axis=1)] = 1.0
+        growing = GrowingMix(loads.shape[1], float(loads.max()))
+        for count, way in enumerate(loads, start=1):
+            growing.add(way[None])
+            check_mix(growing.best(), loads[:count])
+
+
+def test_a_plan_along_rings_all_of_whose_links_are_as_full() -> None:
+    mesh = Mesh.of(a=16, b=8, c=2)
+    source, target = Sharding.of(mesh, ("a", "b"), "c"), Sharding.of(mesh, None, ("b", "a"))
+    made = plan(source, target, (131072, 262144), "bfloat16", network="tpu-v5e-16x16")
+    assert made.seconds == pytest.approx(15.845e-3, rel=1e-3)
 
 
 def test_what_is_said_of_shares() -> None:

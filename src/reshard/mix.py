@@ -82,7 +82,7 @@ class GrowingMix:
             column = self._inverse @ self.loads[way] if is_way else self._inverse[:, level].copy()
             room = np.full(len(column), inf)
             np.divide(self._amounts, column, out=room, where=column > NOTHING)
-            row = int(room.argmin())
+            row = int(np.where(room <= room.min() + NOTHING, column, -inf).argmax())  # small divisors carry errors far
             self._inverse[row] /= column[row]
             self._amounts[row] = room[row]
             others = np.arange(len(column)) != row
