@@ -45,10 +45,11 @@ STEPS = 24
 LEAST_PATIENCE, PATIENCE, WIDE = 2, 8, 0.1
 """How many of these in a row may have nothing better: fewer where less than a part of the cost is left to be gained.
 
-Fewer too of a program of more than `MEDIUM` operations that are kept alike, since its bound is found afterwards.
+Fewer too of a program of more than `MEDIUM` operations that are kept alike, since its bound is found afterwards: in
+proportion to `PATIENT` of them.
 """
 PATIENT = 64
-"""Of so many operations that are kept alike as many choices may have nothing better; of more, in proportion fewer."""
+"""Of how many operations that are kept alike there would be as many as of others."""
 CLOSE, CLOSE_OF_EACH = 1e-2, 2e-5
 """How far from the bound, as a part of the cost, a choice is good enough for no further ones: by all operations."""
 NEAR = 5e-2
