@@ -419,14 +419,15 @@ class Options:
     def waits(self, network: Network, itemsize: int) -> Costs:
         """Per pair the seconds in which the messages of a reshard through switches wait for each other.
 
-        What is gathered along p devices takes log2 p messages, and so does what is combined; what is only brought
-        elsewhere takes one at the least.
+        What is gathered along p devices takes log2 p messages, and so does what is combined; what p devices exchange
+        takes p - 1, or is gathered and cut where that is sooner; what is only brought elsewhere takes one.
         Both at once is a gather of p tiles that every device combines, where that takes less than twice the messages.
         """
         taken = np.zeros((len(self.all), len(self.all)))
         first, brought = taken, taken
         if self.pieces.mesh.device_ids is not None:  # any device may be at any place
             return taken
+        tiles = self.tiles[None, :] * itemsize
         for number, piece in enumerate(self.pieces.all):
             digit = self.pieces.mesh.digit_of(piece)
             shared = [(level, _shared(digit, level.digit)) for level in network.levels if level.is_switch]
@@ -435,14 +436,30 @@ class Options:
             is_combined = waiting[:, None] & ~waiting[None, :]
             is_moved = (place[:, None] > 0) & (place[:, None] != place[None, :]) & ~waiting[None, :]
             is_gathered = (is_combined | is_moved) & (place[None, :] == 0)
+            is_elsewhere = is_moved & ~is_gathered
             each = sum(level.latency_s * log2(size) for level, size in shared)
             speed = min((level.bandwidth for level, size in shared if size > 1), default=inf)
             count = digit.size
-            more = (count - 1) * (1 - 2 / count) * itemsize / speed * self.tiles[None, :]
+            more = (count - 1) * (1 - 2 / count) / speed * tiles
             taken = taken + each * (is_combined | is_gathered) + np.minimum(each, more) * (is_combined & is_gathered)
+            parts = np.where(is_elsewhere, self._uncut(number), 1.0)
+            whole = np.log2(parts) * (each / log2(count)) + (parts - 1) * (1 - 1 / parts) / speed * tiles
+            exchanged = np.minimum((parts - 1) * one, whole)
+            taken = taken + exchanged
             first = np.maximum(first, one * (is_combined | is_moved))
-            brought = np.maximum(brought, one * (is_moved & ~is_gathered))
+            brought = np.maximum(brought, one * (is_elsewhere & (parts == 1)))
         return np.maximum(taken + brought - first, 0.0)
+
+    def _uncut(self, piece: int) -> Costs:
+        """Per pair of options, of the parts into which a piece cuts a dim in one how many are one in the other."""
+        shards = [np.array([self.pieces.count(cut_by) for cut_by in lists])[which] for lists, which in self._cuts]
+        size = int(self.pieces.sizes[piece])
+        parts = np.ones((len(self.all), len(self.all)))
+        for dim, (lists, which) in enumerate(self._cuts):
+            until = np.array([self.pieces.count(c[: c.index(piece) + 1]) if piece in c else 0 for c in lists])[which]
+            uncut = np.clip(until[:, None] / shards[dim][None, :], 1.0, size)
+            parts = np.where(until[:, None] > 0, uncut, parts)
+        return parts
 
     def _places_of(self, piece: int) -> Numbers:
         """Per option a number for where a piece cuts: the dim, and what cuts it before; 0 where it cuts none."""
