@@ -443,8 +443,9 @@ class Options:
             more = (count - 1) * (1 - 2 / count) / speed * tiles
             taken = taken + each * (is_combined | is_gathered) + np.minimum(each, more) * (is_combined & is_gathered)
             parts = np.where(is_elsewhere, self._uncut(number), 1.0)
+            direct = sum(level.latency_s * (size - 1) for level, size in shared)
             whole = np.log2(parts) * (each / log2(count)) + (parts - 1) * (1 - 1 / parts) / speed * tiles
-            exchanged = np.minimum((parts - 1) * one, whole)
+            exchanged = np.minimum((parts - 1) * (direct / (count - 1)), whole)
             taken = taken + exchanged
             first = np.maximum(first, one * (is_combined | is_moved))
             brought = np.maximum(brought, one * (is_elsewhere & (parts == 1)))
