@@ -28,6 +28,7 @@ from reshard.contraction.prices import Ends
 from reshard.contraction.tasks import Calculation
 from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
+from reshard.network.inflow import groups_of
 from reshard.operations.operation import Operation
 from reshard.propagation.borders import lacked, with_windows
 from reshard.propagation.domains import Domains
@@ -363,7 +364,7 @@ class Model:
             every = range(len(own.all))
             pairs = [*product(sorted(odd), every), *product([n for n in every if n not in odd], sorted(odd))]
             for window, lacking in lacked(own, self.net.uneven).items():
-                bound[:, window] = lacking * (dtype.itemsize * self.goal.per_byte)
+                bound[:, window] = self._taken_for(lacking * dtype.itemsize, own)
             bound[windows, :] = np.inf  # no value is kept so
             bound[windows, windows] = 0.0
         else:
@@ -377,6 +378,13 @@ class Model:
             after = wanted.pieces.sharding(wanted.all[b], reduction, self.net.uneven)
             bound[a, b] = self.chooser.prices.least_bytes(Ends(before, after, own.shape, dtype)) * self.goal.per_byte
         return bound, own.in_steps(bound + self._waits(own, dtype.itemsize)) if own is wanted else bound
+
+    def _taken_for(self, received: Costs, options: Options) -> Costs:
+        """What it costs at the least that a device receives so many bytes, of values with some options."""
+        network = self.goal.network
+        if network is None:
+            return received * self.goal.per_byte
+        return groups_of(network, options.pieces.mesh)[0].seconds(received, network.launch_s)
 
     def _bound(self, options: Options, itemsize: int) -> Costs:
         """What reshards between options cost at the least."""

@@ -424,10 +424,11 @@ class Options:
         Both at once is a gather of p tiles that every device combines, where that takes less than twice the messages.
         """
         taken = np.zeros((len(self.all), len(self.all)))
-        first, brought = taken, taken
+        first, brought, exchanges = taken, taken, taken
         if self.pieces.mesh.device_ids is not None:  # any device may be at any place
             return taken
         tiles = self.tiles[None, :] * itemsize
+        smaller = np.minimum(tiles.T, tiles)
         for number, piece in enumerate(self.pieces.all):
             digit = self.pieces.mesh.digit_of(piece)
             shared = [(level, _shared(digit, level.digit)) for level in network.levels if level.is_switch]
@@ -441,15 +442,16 @@ class Options:
             speed = min((level.bandwidth for level, size in shared if size > 1), default=inf)
             count = digit.size
             more = (count - 1) * (1 - 2 / count) / speed * tiles
-            taken = taken + each * (is_combined | is_gathered) + np.minimum(each, more) * (is_combined & is_gathered)
-            parts = np.where(is_elsewhere, self._uncut(number), 1.0)
-            direct = sum(level.latency_s * (size - 1) for level, size in shared)
-            whole = np.log2(parts) * (each / log2(count)) + (parts - 1) * (1 - 1 / parts) / speed * tiles
-            exchanged = np.minimum((parts - 1) * (direct / (count - 1)), whole)
-            taken = taken + exchanged
+            parts = np.where(is_moved, self._uncut(number), 1.0)
+            gathered = np.log2(parts) * (each / log2(count))
+            direct = (parts - 1) * (sum(level.latency_s * (size - 1) for level, size in shared) / (count - 1))
+            whole = gathered + (parts - 1) * (1 - 1 / parts) / speed * smaller
+            taken = taken + np.where(is_combined, each, gathered * is_gathered)
+            taken = taken + np.minimum(each, more) * (is_combined & is_gathered)
+            exchanges = exchanges + np.minimum(direct, whole) * is_elsewhere
             first = np.maximum(first, one * (is_combined | is_moved))
-            brought = np.maximum(brought, one * (is_elsewhere & (parts == 1)))
-        return np.maximum(taken + brought - first, 0.0)
+            brought = np.maximum(brought, one * is_elsewhere)
+        return np.maximum(taken + np.maximum(exchanges, brought) - first, 0.0)
 
     def _uncut(self, piece: int) -> Costs:
         """Per pair of options, of the parts into which a piece cuts a dim in one how many are one in the other."""
