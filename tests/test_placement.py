@@ -482,8 +482,9 @@ def test_what_is_named_is_in_the_space_of_a_mesh_of_many_axes() -> None:
     assert doing == [{0, 1, 2, 3}] * 4 + [{0}] * 3 + [{0, 1, 2, 3}]
 
 
-def test_guessed_seconds_of_reshards_are_no_more_than_they_take() -> None:
-    mesh = Mesh.of(x=2, y=4)
+@pytest.mark.parametrize(("axes", "most"), [({"x": 8}, 0.0), ({"x": 2, "y": 4}, 0.2)])
+def test_guessed_seconds_of_reshards_are_no_more_than_they_take(axes: dict[str, int], most: float) -> None:
+    mesh = Mesh.of(**axes)
     network = Network.of(Mesh.of(device=8), {"device": ("switch", 3e9, 20e-6)})
     pieces = Pieces(mesh, [])
     options = Options(pieces, (8, 8), waiting=range(len(pieces.all)))
@@ -492,11 +493,11 @@ def test_guessed_seconds_of_reshards_are_no_more_than_they_take() -> None:
     rng = random.Random(0)
     missed = {"bound": 0.0, "guess": 0.0}
     pairs = [pair for pair in product(range(len(options.all)), repeat=2) if bound[pair] < np.inf]
-    for source, target in rng.sample(pairs, 60):
+    for source, target in rng.sample(pairs, min(60, len(pairs))):
         ends = (pieces.sharding(options.all[number], "sum", "ceil") for number in (source, target))
         taken = plan(*ends, (8, 8), "float32", network=network).seconds
         assert taken is not None
         assert guess[source, target] <= taken * (1 + 1e-9)
         missed["bound"] += taken - bound[source, target]
         missed["guess"] += taken - guess[source, target]
-    assert missed["guess"] <= missed["bound"] / 2
+    assert missed["guess"] <= (most + 1e-9) * missed["bound"]

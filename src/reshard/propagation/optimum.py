@@ -8,6 +8,7 @@ That is improved one axis of the mesh at a time, all others as they are, which i
 (`descent.py`).
 Then the planner is asked what the chosen reshards cost; where that is more than was thought, the choice is improved
 again, from the best of what was chosen so far, until all that is chosen is known.
+What propagation has counts among that, where it may be cheaper at what the planner says: nobody is to end above it.
 The bound stands beside it: it holds for every choice of the space (`space.py`), whatever the search.
 """
 
@@ -238,11 +239,7 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
                 best.unsettled.clear()
             settled, is_open = best.cost, not is_large
         learnt = _learnt(model, best)
-        if known is None:
-            known = best
-            known.reprice()
-        else:
-            known = _joined(model, known, best, learnt)
+        known = _with_start(model, best, flows[0]) if known is None else _joined(model, known, best, learnt)
         best = best.copied()
         if learnt:
             if known.cost < best.cost * (1 - SAME):
@@ -257,6 +254,15 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
         if best.cost >= known.cost * (1 - SAME):
             break
     return known or best
+
+
+def _with_start(model: Model, best: Descent, flow: Flow) -> Descent:
+    """The best of a choice that is priced and, where that may be cheaper, of what propagation has."""
+    best.reprice()
+    start = Descent(model, *_flowing(model, flow))
+    if start.cost >= best.cost * (1 - SAME):
+        return best
+    return _joined(model, best, start, _learnt(model, start))
 
 
 def _joined(model: Model, known: Descent, best: Descent, learnt: set[Table]) -> Descent:
