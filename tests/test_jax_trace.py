@@ -455,3 +455,27 @@ def test_an_index_that_only_counts_moves_nothing_beside_several_others(function:
     placed = trace(function, *arguments, in_shardings=shardings).propagate()
     assert placed.received_bytes == 0
     np.testing.assert_allclose(jax.jit(rs.jax.to_jax(placed))(*arguments), jax.jit(function)(*arguments), rtol=1e-6)
+
+
+DEEP: dict[str, Any] = {
+    "a residual": lambda x, w: x + jnp.tanh(x @ w),
+    "a choice": lambda x, w: jnp.where(x > 0, x, x + w),
+    "a sum with a neighbour": lambda x, w: x + jnp.roll(x, 1, 0),
+    "turned round": lambda x, w: x.T + w,
+}
+
+
+@pytest.mark.parametrize("change", DEEP.values(), ids=DEEP)
+def test_deep_functions_are_traced_and_run(change: Any) -> None:
+    """Of 300 layers one after another, each of which reads the last one twice; then a mask is made of them."""
+
+    def function(x: Any, w: Any) -> Any:
+        for _ in range(300):
+            x = change(x, w)
+        return jnp.where(x > 0.5, x @ w, 0.0).sum(0)
+
+    traced = trace(function, shape(8, 8), shape(8, 8), in_shardings=(on("data", None), None))
+    placed = traced.propagate()
+    assert len(placed.operations) > 300
+    run = jax.make_jaxpr(rs.jax.to_jax(placed))(shape(8, 8), shape(8, 8))
+    assert [var.aval.shape for var in run.jaxpr.outvars] == [(8,)]

@@ -32,6 +32,7 @@ from reshard.errors import ReshardError
 from reshard.operations.blocks import Block
 from reshard.operations.kinds import KindForm
 from reshard.operations.operation import Operation, Value
+from reshard.operations.sources import sources_first
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan
 from reshard.propagation.fusion import form_of
@@ -43,13 +44,23 @@ BY_ELEMENT = (KindForm.ELEMENTWISE, KindForm.MOVED, KindForm.COUNTED)
 """What makes a part of its result of parts of its operands."""
 
 
+class _PartRead(NamedTuple):
+    """A part of a value of the old placement that is read."""
+
+    value: Value
+    sharding: Sharding
+    """How it lies then."""
+    block: Block | None
+    """In which it is read."""
+
+
 class _Way(NamedTuple):
     """How a device comes by its part of a value."""
 
     read_bytes: int
     """Of what it reads for it."""
-    operands: tuple[Sharding, ...] | None = None
-    """How the operands lie of which it is made; None where it is cut out, or is there."""
+    operands: tuple[_PartRead, ...] | None = None
+    """The parts of operands of which it is made; None where it is cut out, or is there."""
 
 
 def with_own_parts(placed: Placement) -> Placement:
@@ -72,9 +83,8 @@ class _Parts:
         self.plans: dict[Value, Plan] = {}
         self.now: dict[Value, Value] = {}
         """Per value of the old placement the one here."""
-        self.made: dict[tuple[Value, Sharding, Block | None], Value] = {}
-        """Per value of the old placement, how it lies and the block in which it is read, its part."""
-        self.ways: dict[tuple[Value, Sharding, Block | None], _Way] = {}
+        self.made: dict[_PartRead, Value] = {}
+        self.ways: dict[_PartRead, _Way] = {}
         self.names = {value.name for value in old.values}
 
     def placed(self) -> Placement:
@@ -87,7 +97,8 @@ class _Parts:
         if plan is None or [step.kind for step in plan.steps] != ["Slice"]:
             return False
         (operand,) = operation.operands
-        return self.way(operand, self.old.shardings[operation.result], operation.block).operands is not None
+        part = _PartRead(operand, self.old.shardings[operation.result], operation.block)
+        return self.way(part).operands is not None
 
     def go_on(self, operation: Operation) -> None:
         """The next operation of the old placement."""
@@ -95,7 +106,7 @@ class _Parts:
         sharding = self.old.shardings[result]
         if self.is_made_anew(operation):
             (operand,) = operation.operands
-            self.now[result] = self.part(operand, sharding, operation.block)
+            self.now[result] = self.part(_PartRead(operand, sharding, operation.block))
             return
         operands = [self.now[operand] for operand in operation.operands]
         self.now[result] = self.add(operation, operands, sharding, result.name)
@@ -109,41 +120,51 @@ class _Parts:
         self.shardings[result] = sharding
         return result
 
-    def way(self, value: Value, sharding: Sharding, block: Block | None) -> _Way:
-        """How a device comes by its part of a value, where it is read in a block, with the least bytes."""
-        if (value, sharding, block) not in self.ways:
-            self.ways[value, sharding, block] = self._way(value, sharding, block)
-        return self.ways[value, sharding, block]
+    def way(self, part: _PartRead) -> _Way:
+        """How a device comes by its part of a value with the least bytes."""
+        for each in sources_first(part, self.ways, lambda each: self._operands_of(each) or ()):
+            self.ways[each] = self._way(each)
+        return self.ways[part]
 
-    def _way(self, value: Value, sharding: Sharding, block: Block | None) -> _Way:
-        held, size = self.old.shardings[value], tile_bytes(value, sharding)
-        if held == sharding:
-            return _Way(size)
-        maker = self.old.operations[value.number]
-        if maker.block == block and (operands := _operands(maker, sharding, self.old)) is not None:
-            pairs = dict.fromkeys(zip(maker.operands, operands, strict=True))
-            read_bytes = sum(self.way(*pair, block).read_bytes for pair in pairs)
+    def _way(self, part: _PartRead) -> _Way:
+        size, operands = tile_bytes(part.value, part.sharding), self._operands_of(part)
+        if operands is not None:
+            read_bytes = sum(self.ways[each].read_bytes for each in dict.fromkeys(operands))
             if read_bytes < size:
-                return _Way(read_bytes, operands)
+                return _Way(read_bytes, tuple(operands))
         return _Way(size)
 
-    def part(self, value: Value, sharding: Sharding, block: Block | None) -> Value:
+    def _operands_of(self, part: _PartRead) -> list[_PartRead] | None:
+        """The parts of operands of which one may be made; None where it may not, or is there."""
+        value, sharding, block = part
+        maker = self.old.operations[value.number]
+        if self.old.shardings[value] == sharding or maker.block != block:
+            return None
+        operands = _operands(maker, sharding, self.old)
+        if operands is None:
+            return None
+        return [_PartRead(*pair, block) for pair in zip(maker.operands, operands, strict=True)]
+
+    def part(self, part: _PartRead) -> Value:
         """The part of a value."""
-        if self.old.shardings[value] == sharding:
+        for each in sources_first(part, self.made, lambda each: self.way(each).operands or ()):
+            self.made[each] = self._made(each)
+        return self.made[part]
+
+    def _made(self, part: _PartRead) -> Value:
+        value, sharding, block = part
+        held = self.old.shardings[value]
+        if held == sharding:
             return self.now[value]
-        if (value, sharding, block) not in self.made:
-            operands, maker = self.way(value, sharding, block).operands, self.old.operations[value.number]
-            name = next(name for number in count(1) if (name := f"{value.name}.{number}") not in self.names)
-            self.names.add(name)
-            if operands is None:
-                whole = self.now[value]
-                part = self.add(Operation("reshard", (whole,), value, block=block), [whole], sharding, name)
-                self.plans[part] = make_plan(self.old.shardings[value], sharding, value.shape, value.dtype)
-            else:
-                pairs = zip(maker.operands, operands, strict=True)
-                part = self.add(maker, [self.part(*pair, block) for pair in pairs], sharding, name)
-            self.made[value, sharding, block] = part
-        return self.made[value, sharding, block]
+        operands, maker = self.way(part).operands, self.old.operations[value.number]
+        name = next(name for number in count(1) if (name := f"{value.name}.{number}") not in self.names)
+        self.names.add(name)
+        if operands is not None:
+            return self.add(maker, [self.made[each] for each in operands], sharding, name)
+        whole = self.now[value]
+        cut = self.add(Operation("reshard", (whole,), value, block=block), [whole], sharding, name)
+        self.plans[cut] = make_plan(held, sharding, value.shape, value.dtype)
+        return cut
 
 
 def _operands(operation: Operation, sharding: Sharding, placed: Placement) -> tuple[Sharding, ...] | None:

@@ -32,6 +32,8 @@ MOST_PIECES = 5
 """Of so many pieces at most a value is joined."""
 MOST_ADDED = 32
 """So many sums and pads at most are gone through, as the gradient of a stencil has them."""
+MOST_PARTS = 256
+"""Of so many parts at most it is asked what they are made of."""
 MOST_TURNED = 4
 """Of what is turned round so many elements at most are pieces of their own."""
 RESHAPED = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze")
@@ -111,10 +113,13 @@ class _Parting:
 
     def __init__(self, makers: Mapping[Any, Any], dims: Sequence[int]) -> None:
         self.makers, self.dims = makers, dims
-        self.joins, self.sums = MOST_PIECES - 1, MOST_ADDED
+        self.joins, self.sums, self.asked = MOST_PIECES - 1, MOST_ADDED, 0
 
     def of(self, piece: Piece) -> Part:
         """What a part of a tensor is made of."""
+        self.asked += 1
+        if self.asked > MOST_PARTS:  # since sums of which no less is made are not counted
+            raise _TooManyError
         inner: Part | None = piece
         while isinstance(inner, Piece):
             piece = inner._replace(atom=alike(self.makers, inner.atom))

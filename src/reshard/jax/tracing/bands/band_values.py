@@ -18,9 +18,19 @@ from jax.extend.core import Literal
 
 from reshard.jax.tracing.bands.band_blocks import BeyondBand, Blocks, spread
 from reshard.jax.tracing.bands.masks import NEVER, Band, Facts
-from reshard.jax.tracing.bands.planes import NOWHERE, REDUCED, RESHAPED, Flat, Plane, operand_planes
+from reshard.jax.tracing.bands.planes import (
+    NOWHERE,
+    REDUCED,
+    RESHAPED,
+    AtomInPlane,
+    Flat,
+    Plane,
+    operand_planes,
+    operands_in_planes,
+)
 from reshard.jax.tracing.equations import ELEMENTWISE
 from reshard.jax.tracing.evaluation import results_of
+from reshard.operations.sources import sources_first
 
 MOVED = ("broadcast_in_dim", "transpose", "convert_element_type", "copy", "copy_p", "stop_gradient", *RESHAPED)
 """Primitives of which every element is one of the operand."""
@@ -100,24 +110,23 @@ class BandValues:
             return Need(NEVER, is_constant=True)
         if plane.row is None:
             return Need(NEVER, is_constant=False)
-        if (atom, plane) not in self.needs:
-            self.needs[atom, plane] = None
-            self.needs[atom, plane] = self._need(maker, plane)
+        for pair in sources_first((atom, plane), self.needs, self._whole_operands):
+            self.needs[pair] = self._need(self.makers.get(pair[0]), pair[1])
         return self.needs[atom, plane]
+
+    def _whole_operands(self, pair: AtomInPlane) -> list[AtomInPlane]:
+        """The operands of which a value is made that have rows and columns."""
+        return [each for each in operands_in_planes(self.makers, pair) if each[1].is_whole]
 
     def scores(self, atom: Any, plane: Plane) -> frozenset[tuple[Any, Plane]]:
         """The products of rows and columns that a value is made of, with their rows and columns."""
         if not plane.is_whole:
             return frozenset()
-        if (atom, plane) not in self.made_of:
-            maker = self.makers.get(atom)
-            planes = None if maker is None else operand_planes(maker, plane)
-            if planes is None or not any(each.is_whole for each in planes):
-                is_product = maker is not None and str(maker.primitive) == "dot_general"
-                self.made_of[atom, plane] = frozenset([(atom, plane)] if is_product else ())
-            else:
-                parts = (self.scores(*pair) for pair in zip(maker.invars, planes, strict=True))  # type: ignore[union-attr]
-                self.made_of[atom, plane] = frozenset().union(*parts)
+        for pair in sources_first((atom, plane), self.made_of, self._whole_operands):
+            operands, maker = self._whole_operands(pair), self.makers.get(pair[0])
+            is_product = maker is not None and str(maker.primitive) == "dot_general" and not operands
+            own = [pair] if is_product else []
+            self.made_of[pair] = frozenset(own).union(*(self.made_of[each] for each in operands))
         return self.made_of[atom, plane]
 
     def _need(self, maker: Any, plane: Plane) -> Need | None:

@@ -29,8 +29,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import Literal
 
-from reshard.jax.tracing.bands.planes import NOWHERE, Flat, Plane, number_kind, operand_planes
+from reshard.jax.tracing.bands.planes import (
+    NOWHERE,
+    AtomInPlane,
+    Flat,
+    Plane,
+    number_kind,
+    operand_planes,
+    operands_in_planes,
+)
 from reshard.jax.tracing.known_places import KnownPlaces
+from reshard.operations.sources import sources_first
 
 MOST_LOOKED_AT = 1 << 20
 """So many numbers are worked out where their equations alone tell nothing."""
@@ -39,6 +48,11 @@ broadcast_in_dim convert_element_type copy copy_p expand_dims reshape squeeze st
 """
 SAME = frozenset(_SAME.split())
 """Primitives whose result is what their operand is, elsewhere."""
+SUMMED = {*SAME, "neg", "add", "sub", "mul"}
+"""Of which a number may be so many times its row and its column."""
+FOLLOWED = {*SAME, "neg", "abs", "not", "and", "mul", "or", "select_n", "ne", "gt", "eq"}
+"""Whose result is zero, or not, as operands are."""
+COMPARED = {"lt", "le", "gt", "ge", "eq", "ne"}
 
 
 class Band(NamedTuple):
@@ -125,16 +139,32 @@ class Facts:
         for var, value in flat.constants.items():
             if number_kind(getattr(value, "dtype", None)) in set("iub"):
                 self.known.numbers[var] = np.asarray(value)
-        self.facets: dict[tuple[Any, Plane], Facets] = {}
+        self.facets: dict[AtomInPlane, Facets] = {}
+        self._affines: dict[AtomInPlane, Affine | None] = {}
 
     def of(self, atom: Any, plane: Plane) -> Facets:
         """On which diagonals a value can be other than zero, and where it can be zero."""
         if isinstance(atom, Literal):
             return Facets(EVERYWHERE, NEVER) if atom.val else Facets(NEVER, EVERYWHERE)
-        if (atom, plane) not in self.facets:
-            self.facets[atom, plane] = UNKNOWN
-            self.facets[atom, plane] = self._of(atom, plane)
+        for pair in sources_first((atom, plane), self.facets, self._parts):
+            self.facets[pair] = self._of(*pair)
         return self.facets[atom, plane]
+
+    def _parts(self, pair: AtomInPlane) -> list[AtomInPlane]:
+        """Of which values' facts those of a value are made."""
+        return operands_in_planes(self.makers, pair) if self._name(pair[0]) in FOLLOWED else []
+
+    def _terms(self, pair: AtomInPlane) -> list[AtomInPlane]:
+        """Of which values one is a sum, or a multiple, where it may be so many times its row and its column."""
+        atom, plane = pair
+        if self._name(atom) not in SUMMED or plane == NOWHERE or not _is_exact(atom):
+            return []
+        return operands_in_planes(self.makers, pair)
+
+    def _name(self, atom: Any) -> str:
+        """That of the primitive that makes a value; none of what is given."""
+        maker = self.makers.get(atom)
+        return "" if maker is None else str(maker.primitive)
 
     def _of(self, atom: Any, plane: Plane) -> Facets:
         maker = self.makers.get(atom)
@@ -143,9 +173,9 @@ class Facts:
 
     def _made(self, maker: Any, plane: Plane) -> Facets:
         name, planes = str(maker.primitive), operand_planes(maker, plane)
-        if planes is None:
+        if planes is None or name not in FOLLOWED | COMPARED:
             return UNKNOWN
-        if name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        if name in COMPARED:
             return self._compared(name, maker.invars, planes)
         operands = [self.of(*pair) for pair in zip(maker.invars, planes, strict=True)]
         first = operands[0]
@@ -205,6 +235,11 @@ class Facts:
         """A value as so many times its row and its column, if it is, and if no step on the way is too large."""
         if isinstance(atom, Literal):
             return Affine(0, 0, np.asarray(atom.val).item()) if _is_integer(atom) else None
+        for pair in sources_first((atom, plane), self._affines, self._terms):
+            self._affines[pair] = self._small_affine(*pair)
+        return self._affines[atom, plane]
+
+    def _small_affine(self, atom: Any, plane: Plane) -> Affine | None:
         affine = self._affine(atom, plane) if _is_exact(atom) else None
         if affine is None:
             return None
@@ -219,7 +254,7 @@ class Facts:
         if name == "iota":
             places = {plane.row: Affine(1, 0, 0), plane.column: Affine(0, 1, 0)}
             return places.get(params["dimension"])
-        planes = operand_planes(maker, plane)
+        planes = operand_planes(maker, plane) if name in SUMMED else None
         if planes is None:
             return self._line(atom, plane)
         parts = [self.affine(*pair) for pair in zip(maker.invars, planes, strict=True)]

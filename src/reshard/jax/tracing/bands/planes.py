@@ -14,7 +14,7 @@ By hand, of 4 x 4 scores into which a mask of 4 columns is repeated:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any, NamedTuple
 
@@ -56,6 +56,8 @@ class Plane(NamedTuple):
 
 
 NOWHERE = Plane(None, None)
+AtomInPlane = tuple[Any, Plane]
+"""A value, and which of its dims are rows and columns."""
 
 
 class Flat(NamedTuple):
@@ -131,6 +133,14 @@ def operand_planes(equation: Any, plane: Plane) -> list[Plane] | None:
     if name == "dot_general":
         return [_moved(plane, source) for source in product_dims(equation)]
     return None
+
+
+def operands_in_planes(makers: Mapping[Any, Any], pair: AtomInPlane) -> list[AtomInPlane]:
+    """The operands of which a value is made, with their rows and columns; none of one that no rule knows."""
+    maker = makers.get(pair[0])
+    planes = None if maker is None else operand_planes(maker, pair[1])
+    pairs = [] if planes is None else zip(maker.invars, planes, strict=True)  # type: ignore[union-attr]
+    return [(atom, plane) for atom, plane in pairs if not isinstance(atom, Literal)]
 
 
 def product_dims(equation: Any) -> tuple[dict[int, int], dict[int, int]]:
