@@ -39,11 +39,14 @@ class Dual:
         model: the program.
         shares: per use of a value, by its key, which part of a reshard it pays; all of it unless given.
         exact: whether what is known of prices counts, so that choices are better and the bound is none.
+        likely: of some values and operations, by their keys, the choices that are looked at: the bound is of these.
     """
 
-    def __init__(self, model: Model, shares: Shares | None = None, *, exact: bool = False) -> None:
+    def __init__(
+        self, model: Model, shares: Shares | None = None, *, exact: bool = False, likely: Likely | None = None
+    ) -> None:
         self._once, self._divided = Once(), list[Divided]()
-        ends = _ends(model, shares or {}, self._once, None if exact else self._divided)
+        ends = _ends(model, shares or {}, self._once, None if exact else self._divided, likely or {})
         for place, end in enumerate(ends):
             end.place = place
         gone = eliminate(ends)
@@ -69,6 +72,11 @@ class Dual:
             end.links.clear()
         self.passed = 0
         """How many costs of links messages have gone over."""
+
+    @property
+    def costs(self) -> int:
+        """Over how many costs of links messages go, forth and back."""
+        return self._messages.passed
 
     def divide(self, shares: Shares) -> None:
         """Divide reshards otherwise; what was handed on in messages stays.
@@ -117,6 +125,13 @@ class Dual:
 
         self._messages.begin(handed)
 
+    def likeliest(self, most: int) -> Likely:
+        """Of what messages go between the choices that cost least by them, so many at most of each."""
+        return {
+            end.key: end.choices[np.sort(costs.argsort(kind="stable")[:most])]
+            for end, costs in zip(self.ends, self._messages.costs(), strict=True)
+        }
+
     def choice(self) -> Picked:
         """Per variable its option, per operation its layout: the cheapest, one after the other."""
         picked = {end.place: choice for end, choice in zip(self.ends, self._messages.choice(), strict=True)}
@@ -136,6 +151,10 @@ Shares = dict[EdgeKey, float]
 """Per use of a value, by its key, which part of a reshard it pays; all uses of a value together pay no more than it."""
 
 
+Likely = dict[tuple[bool, int], Numbers]
+"""Per value or operation, by its key, some of its choices."""
+
+
 Handed = dict[tuple[tuple[bool, int], tuple[bool, int]], tuple[Costs, float]]
 """Per end, and the end across a link, by their keys, what it has handed to that last, and how often that counts."""
 
@@ -151,7 +170,9 @@ class Divided(NamedTuple):
     """Of its share."""
 
 
-def _ends(model: Model, shares: Shares, once: Once, divided: list[Divided] | None) -> list[End]:
+def _ends(
+    model: Model, shares: Shares, once: Once, divided: list[Divided] | None, likely: Likely
+) -> list[End]:
     """The values and operations of a model in their order, linked by what reshards cost.
 
     Args:
@@ -159,6 +180,7 @@ def _ends(model: Model, shares: Shares, once: Once, divided: list[Divided] | Non
         shares: per use of a value, which part of a reshard it pays; all of it unless given.
         once: what makes arrays of others.
         divided: to be filled with what is shared; where None, what is known of prices counts, and no bound.
+        likely: of some ends the choices that are looked at.
     """
     ends: dict[int, End] = {}
     tables: dict[tuple[object, ...], Costs] = {}
@@ -167,7 +189,7 @@ def _ends(model: Model, shares: Shares, once: Once, divided: list[Divided] | Non
     def end_of(variable: Variable) -> End:
         end = ends.get(id(variable))
         if end is None:
-            domain = variable.domain
+            domain = likely.get((False, variable.number), variable.domain)
             if variable.rent is None:
                 cost = free.setdefault(len(domain), np.zeros(len(domain)))
             else:
@@ -177,23 +199,26 @@ def _ends(model: Model, shares: Shares, once: Once, divided: list[Divided] | Non
 
     for node in model.nodes:
         around = [end_of(edge.variable) for edge in node.uses]
-        own = ends[id(node)] = End(node, node.cost, np.arange(len(node.layouts)))
+        layouts = likely.get((True, node.number))
+        own = End(node, *((node.cost, np.arange(len(node.layouts))) if layouts is None else (node.cost[layouts], layouts)))
+        ends[id(node)] = own
         around += [end_of(edge.variable) for edge in node.makes]
         for edge, end in zip(node.edges, around, strict=True):
+            picks = edge.picks if layouts is None else edge.picks.of(tuple(layouts.tolist()))
             share = 1.0 if edge.is_result else shares.get(edge.key, 1.0)
             scale = edge.times * share
             if divided is not None and not edge.is_result and len(edge.variable.uses) > 1:
-                whole = id(edge.table.bound), id(end.choices), id(edge.picks)
+                whole = id(edge.table.bound), id(end.choices), id(picks)
                 if whole not in tables:
-                    tables[whole] = cut(edge.table.bound, end.choices, edge.picks, 1.0, is_result=False)
+                    tables[whole] = cut(edge.table.bound, end.choices, picks, 1.0, is_result=False)
                 divided.append(Divided(edge, tables[whole], share, tables[whole] * scale))
-                Link(end, own, divided[-1].table, edge.picks, edge.variable.count, once)
+                Link(end, own, divided[-1].table, picks, edge.variable.count, once)
                 continue
             known = edge.table.price if divided is None else edge.table.bound
-            key = id(known), id(end.choices), id(edge.picks), edge.is_result, scale
+            key = id(known), id(end.choices), id(picks), edge.is_result, scale
             if key not in tables:
-                tables[key] = cut(known, end.choices, edge.picks, scale, is_result=edge.is_result)
-            Link(end, own, tables[key], edge.picks, edge.variable.count, once)
+                tables[key] = cut(known, end.choices, picks, scale, is_result=edge.is_result)
+            Link(end, own, tables[key], picks, edge.variable.count, once)
     for variable in model.variables:  # those that nothing reads
         end_of(variable)
     return list(ends.values())

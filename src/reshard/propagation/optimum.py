@@ -43,11 +43,12 @@ from reshard.sharding import Sharding
 
 STEPS = 24
 """How many choices are begun with, at most."""
-LEAST_PATIENCE, PATIENCE, WIDE = 2, 8, 0.1
+LEAST_PATIENCE, PATIENCE, FAR = 2, 8, 0.1
 """How many of these in a row may have nothing better: fewer where less than a part of the cost is left to be gained.
 
 Fewer too of a program of more than `MEDIUM` operations that are kept alike, since its bound is found afterwards: in
 proportion to `PATIENT` of them.
+Where most choices come of likely options, which takes little, it is never fewer.
 """
 PATIENT = 64
 """Of how many operations that are kept alike there would be as many as of others."""
@@ -73,7 +74,7 @@ SMALL, KICKS = 24, 8
 FEW = 0.5
 """Operations are kept alike that are, where so many of all are not."""
 MOST_PASSED = 3e10
-"""Over how many costs of links messages go at the most where no time is set: about half a minute."""
+"""Over how many costs of links messages go at the most where no time is set: about a minute."""
 WHOLE_TURNS, GROWTH = 8, 1e-2
 """How often messages go over a program whose operations are kept alike, to bound it whatever they are, at most.
 
@@ -287,9 +288,10 @@ def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Calla
     for _ in range(STEPS):
         _join(best, bounded.step(is_late))
         begun, since = (best.cost, 0) if best.cost < begun * (1 - worth) else (begun, since + 1)
-        is_over = since >= _patience(best, bounded.bound) or bounded.is_spent or is_late()
+        is_over = since >= _patience(best, bounded) or bounded.is_spent or is_late()
         if is_over or _is_proved(best, bounded.bound, enough):
             break
+    bounded.finish(is_late)
     if not _is_proved(best, bounded.bound, enough) and not is_late():
         expand(best)
     if is_small and not _is_proved(best, bounded.bound):
@@ -306,12 +308,12 @@ def _enough(model: Model) -> float:
     return 0.0 if len(model.nodes) <= SMALL else min(CLOSE, CLOSE_OF_EACH * len(model.nodes))
 
 
-def _patience(best: Descent, bound: float) -> float:
+def _patience(best: Descent, bounded: Bounded) -> float:
     """How many choices in a row may have nothing better than the best."""
-    if len(best.model.nodes) <= MEDIUM or not best.cost:
+    if len(best.model.nodes) <= MEDIUM or not best.cost or bounded.is_wide:
         return PATIENCE
     most = PATIENCE * PATIENT / len(best.model.nodes) if best.model.is_tied else PATIENCE
-    return max(LEAST_PATIENCE, min((1 - bound / best.cost) / WIDE, 1.0) * most)
+    return max(LEAST_PATIENCE, min((1 - bounded.bound / best.cost) / FAR, 1.0) * most)
 
 
 def _join(best: Descent, choice: Picked) -> None:

@@ -25,10 +25,17 @@ TURNS, FEW_TURNS = 20, 8
 """How often messages go forth and back at first, and after each step, at most."""
 STEP = 0.5
 """Which part of what is paid the first step moves; the later ones less, by the root of their number."""
+WIDE = 5e6
+"""Over more costs of links messages go forth and back seldom, and then between likely choices only."""
+LIKELY = 32
+"""How many choices of a value or an operation are likely ones."""
 
 
 class Bounded:
     """A model with the best bound so far, and the division and the messages under which it holds.
+
+    Where values have hundreds of options, as on meshes of three axes, most steps look at those alone that the first one
+    makes likely, in a tenth of the time; so they lead to choices, and to a division, and to a bound only with `finish`.
 
     Args:
         model: the program.
@@ -37,32 +44,53 @@ class Bounded:
 
     def __init__(self, model: Model, most: float = inf) -> None:
         self.model, self.shares, self._most = model, even_shares(model), most
-        self.bound = -np.inf
-        self._dual, self._latest, self._steps = Dual(model, self.shares), self.shares, 0
-        self._choice, self._messages = Picked({}, {}), self._dual.latest()
+        self.bound = self._highest = -np.inf
+        self._whole = self._dual = Dual(model, self.shares)
+        self.is_wide = self._whole.costs > WIDE
+        """Whether most steps look at likely choices alone."""
+        self._latest, self._steps = self.shares, 0
+        self._choice, self._messages = Picked({}, {}), self._whole.latest()
 
     @property
     def handed(self) -> Handed:
         """What was handed on in these messages."""
-        return self._dual.handed(self._messages)
+        return self._whole.handed(self._messages)
 
     @property
     def is_spent(self) -> bool:
         """Whether messages have gone over as many costs as they may."""
-        return self._dual.passed >= self._most
+        return sum({id(dual): dual.passed for dual in (self._whole, self._dual)}.values()) >= self._most
 
     def step(self, is_late: Callable[[], bool]) -> Picked:
         """Move shares to where the latest choice pays, and pass messages; the choice that comes of it."""
-        dual = self._dual
         if self._steps:
             self._latest = moved(self.model, self._latest, self._choice, STEP / self._steps**0.5)
-            dual.divide(self._latest)
-        dual.run(FEW_TURNS if self._steps else TURNS, lambda: is_late() or self.is_spent)
+        if self._steps == 1 and self.is_wide:
+            self._dual = Dual(self.model, self._latest, likely=self._whole.likeliest(LIKELY))
+            self._highest = -np.inf
+        elif self._steps:
+            self._dual.divide(self._latest)
+        is_first_of_many = self._steps == int(self.is_wide)
+        self._dual.run(TURNS if is_first_of_many else FEW_TURNS, lambda: is_late() or self.is_spent)
         self._steps += 1
-        self._choice = dual.choice()
-        if dual.bound > self.bound:
-            self.bound, self.shares, self._messages = dual.bound, self._latest, dual.latest()
+        self._choice = self._dual.choice()
+        self._keep()
         return self._choice
+
+    def finish(self, is_late: Callable[[], bool]) -> None:
+        """Bound all choices under the division that was the best for likely ones."""
+        if self._dual is not self._whole:
+            self._dual, self._highest, self._latest = self._whole, self.bound, self.shares
+            self._whole.divide(self.shares)
+            self._whole.run(FEW_TURNS, lambda: is_late() or self.is_spent)
+            self._keep()
+
+    def _keep(self) -> None:
+        """Take over the latest bound, if it is higher, with its division and messages."""
+        if self._dual.bound > self._highest:
+            self._highest, self.shares = self._dual.bound, self._latest
+            if self._dual is self._whole:
+                self.bound, self._messages = self._highest, self._whole.latest()
 
 
 def even_shares(model: Model) -> Shares:
