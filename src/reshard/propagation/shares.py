@@ -23,6 +23,8 @@ from reshard.propagation.model import Model
 
 TURNS, FEW_TURNS = 20, 8
 """How often messages go forth and back at first, and after each step, at most."""
+LEAST_TURNS, MOST_AT_ONCE = 2, 1e9
+"""How often they do so at the least, and over how many costs of links they go at a time, at most, beyond that."""
 STEP = 0.5
 """Which part of what is paid the first step moves; the later ones less, by the root of their number."""
 WIDE = 5e6
@@ -70,8 +72,8 @@ class Bounded:
             self._highest = -np.inf
         elif self._steps:
             self._dual.divide(self._latest)
-        is_first_of_many = self._steps == int(self.is_wide)
-        self._dual.run(TURNS if is_first_of_many else FEW_TURNS, lambda: is_late() or self.is_spent)
+        turns = TURNS if self._steps == int(self.is_wide) else FEW_TURNS
+        self._dual.run(min(turns, self._most_turns), lambda: is_late() or self.is_spent)
         self._steps += 1
         self._choice = self._dual.choice()
         self._keep()
@@ -82,8 +84,13 @@ class Bounded:
         if self._dual is not self._whole:
             self._dual, self._highest, self._latest = self._whole, self.bound, self.shares
             self._whole.divide(self.shares)
-            self._whole.run(FEW_TURNS, lambda: is_late() or self.is_spent)
+            self._whole.run(min(FEW_TURNS, self._most_turns), lambda: is_late() or self.is_spent)
             self._keep()
+
+    @property
+    def _most_turns(self) -> int:
+        """How often messages go between all choices, at most, where they go over very many costs."""
+        return max(LEAST_TURNS, int(MOST_AT_ONCE / max(self._dual.costs, 1)))
 
     def _keep(self) -> None:
         """Take over the latest bound, if it is higher, with its division and messages."""
