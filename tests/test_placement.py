@@ -19,6 +19,7 @@ from reshard.contraction.prices import Ends, Prices
 from reshard.dtypes import dtype_named
 from reshard.network import Network
 from reshard.numpy import run_program
+from reshard.propagation import shares
 from reshard.propagation.copies import CopiedDual
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual
@@ -46,6 +47,40 @@ def check(count: int, at_optimum: float) -> None:
 
 def test_small_programs_are_at_the_optimum() -> None:
     check(14, at_optimum=1.0)
+
+
+def braided(mesh: Mesh, layers: int) -> Program:
+    """Two streams, each layer of which multiplies both and adds what comes of it to each: nothing of it is a chain."""
+    program = Program(mesh)
+    left = program.input("left", (64, 48), "float32", Sharding.of(mesh, "x", None))
+    right = program.input("right", (48, 64), "float32", Sharding.of(mesh, None, "y"))
+    for _ in range(layers):
+        square = program.op("ij,jk->ik", left, right)
+        left, right = (
+            program.op("ij,ij->ij", left, program.op("ik,kj->ij", square, left), name="add"),
+            program.op("jk,jk->jk", right, program.op("ji,ik->jk", right, square), name="add"),
+        )
+    program.output(left)
+    program.output(right)
+    return program
+
+
+def test_likely_choices_lead_as_far_and_bound_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As programs of hundreds of options a value are placed: of each value few are looked at after the first step."""
+    program = braided(Mesh.of(x=2, y=2, z=2), 3)
+    placed = program.propagate()
+    net = Net(program)
+    model = Model(net, net.runs(None), Chooser(Goal.of("balanced")))
+    whole = Dual(model, even_shares(model))
+    whole.run(2)
+    likely = whole.likeliest(4)
+    assert max(map(len, likely.values())) == 4
+    assert Dual(model, even_shares(model), likely=likely).swept < whole.swept / 20
+    monkeypatch.setattr(shares, "WIDE", 0)
+    monkeypatch.setattr(shares, "LIKELY", 4)
+    by_likely = program.propagate()
+    assert by_likely.cost <= 1.02 * placed.cost
+    assert by_likely.bound <= min(placed.cost, by_likely.cost)
 
 
 @pytest.mark.slow

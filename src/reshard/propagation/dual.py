@@ -74,7 +74,7 @@ class Dual:
         """How many costs of links messages have gone over."""
 
     @property
-    def costs(self) -> int:
+    def swept(self) -> int:
         """Over how many costs of links messages go, forth and back."""
         return self._messages.passed
 
@@ -129,7 +129,7 @@ class Dual:
         """Of what messages go between the choices that cost least by them, so many at most of each."""
         return {
             end.key: end.choices[np.sort(costs.argsort(kind="stable")[:most])]
-            for end, costs in zip(self.ends, self._messages.costs(), strict=True)
+            for end, costs in zip(self.ends, self._messages.min_marginals(), strict=True)
         }
 
     def choice(self) -> Picked:
@@ -170,9 +170,7 @@ class Divided(NamedTuple):
     """Of its share."""
 
 
-def _ends(
-    model: Model, shares: Shares, once: Once, divided: list[Divided] | None, likely: Likely
-) -> list[End]:
+def _ends(model: Model, shares: Shares, once: Once, divided: list[Divided] | None, likely: Likely) -> list[End]:
     """The values and operations of a model in their order, linked by what reshards cost.
 
     Args:
@@ -200,7 +198,9 @@ def _ends(
     for node in model.nodes:
         around = [end_of(edge.variable) for edge in node.uses]
         layouts = likely.get((True, node.number))
-        own = End(node, *((node.cost, np.arange(len(node.layouts))) if layouts is None else (node.cost[layouts], layouts)))
+        own = End(
+            node, *((node.cost, np.arange(len(node.layouts))) if layouts is None else (node.cost[layouts], layouts))
+        )
         ends[id(node)] = own
         around += [end_of(edge.variable) for edge in node.makes]
         for edge, end in zip(node.edges, around, strict=True):

@@ -263,10 +263,12 @@ class Messages:
         least = [np.minimum.reduce(level.hand_on(self._said), axis=1) for level in self._back]
         return sum((np.concatenate(least) * self._kept)[self._last_first].tolist()) if least else 0.0
 
-    def costs(self) -> list[Costs]:
+    def min_marginals(self) -> list[Costs]:
         """Per end what each of its choices costs at the least, with all that was told, which several of them may be."""
         self._say()
-        told = {n: row for level in self._back for n, row in zip(level.numbers, level.gathered(self._said), strict=True)}
+        told = {
+            n: row for level in self._back for n, row in zip(level.numbers, level.gathered(self._said), strict=True)
+        }
         return [told[number][: len(end.choices)] for number, end in enumerate(self._ends)]
 
     def choice(self) -> list[int]:

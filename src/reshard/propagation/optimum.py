@@ -291,7 +291,8 @@ def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Calla
         is_over = since >= _patience(best, bounded) or bounded.is_spent or is_late()
         if is_over or _is_proved(best, bounded.bound, enough):
             break
-    bounded.finish(is_late)
+    if bounded.is_wide:
+        _join(best, bounded.finish(is_late))
     if not _is_proved(best, bounded.bound, enough) and not is_late():
         expand(best)
     if is_small and not _is_proved(best, bounded.bound):

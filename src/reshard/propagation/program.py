@@ -347,7 +347,7 @@ class Program(Builder):
             goal: `balanced` unless given: bytes received and the work of a device, weighed as
                 `reshard.contraction.goal` says; `bytes`; on a network `seconds`.
             seconds: of search, after which the best so far counts; its distance from the bound says how good it is.
-                Unless given, messages that bound it end after about half a minute, on meshes of four axes and more.
+                Unless given, messages that bound it end after about a minute, on meshes of four axes and more.
             memory_limit: bytes that a device may hold at once, counted as `reshard.propagation.memory` says.
             work_limit: operations of a device at most, as `Placement.flops` counts them.
 

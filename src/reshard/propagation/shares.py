@@ -48,7 +48,7 @@ class Bounded:
         self.model, self.shares, self._most = model, even_shares(model), most
         self.bound = self._highest = -np.inf
         self._whole = self._dual = Dual(model, self.shares)
-        self.is_wide = self._whole.costs > WIDE
+        self.is_wide = self._whole.swept > WIDE
         """Whether most steps look at likely choices alone."""
         self._latest, self._steps = self.shares, 0
         self._choice, self._messages = Picked({}, {}), self._whole.latest()
@@ -79,18 +79,20 @@ class Bounded:
         self._keep()
         return self._choice
 
-    def finish(self, is_late: Callable[[], bool]) -> None:
-        """Bound all choices under the division that was the best for likely ones."""
+    def finish(self, is_late: Callable[[], bool]) -> Picked:
+        """Bound all choices under the division that was the best for likely ones; the choice that comes of it."""
         if self._dual is not self._whole:
             self._dual, self._highest, self._latest = self._whole, self.bound, self.shares
             self._whole.divide(self.shares)
             self._whole.run(min(FEW_TURNS, self._most_turns), lambda: is_late() or self.is_spent)
+            self._choice = self._whole.choice()
             self._keep()
+        return self._choice
 
     @property
     def _most_turns(self) -> int:
         """How often messages go between all choices, at most, where they go over very many costs."""
-        return max(LEAST_TURNS, int(MOST_AT_ONCE / max(self._dual.costs, 1)))
+        return max(LEAST_TURNS, int(MOST_AT_ONCE / max(self._dual.swept, 1)))
 
     def _keep(self) -> None:
         """Take over the latest bound, if it is higher, with its division and messages."""
