@@ -198,9 +198,8 @@ def _ends(model: Model, shares: Shares, once: Once, divided: list[Divided] | Non
     for node in model.nodes:
         around = [end_of(edge.variable) for edge in node.uses]
         layouts = likely.get((True, node.number))
-        own = End(
-            node, *((node.cost, np.arange(len(node.layouts))) if layouts is None else (node.cost[layouts], layouts))
-        )
+        every = np.arange(len(node.layouts))
+        own = End(node, node.cost, every) if layouts is None else End(node, node.cost[layouts], layouts)
         ends[id(node)] = own
         around += [end_of(edge.variable) for edge in node.makes]
         for edge, end in zip(node.edges, around, strict=True):

@@ -264,12 +264,12 @@ class Messages:
         return sum((np.concatenate(least) * self._kept)[self._last_first].tolist()) if least else 0.0
 
     def min_marginals(self) -> list[Costs]:
-        """Per end what each of its choices costs at the least, with all that was told, which several of them may be."""
+        """Per end what each of its choices costs at the least, by all that it was told."""
         self._say()
-        told = {
-            n: row for level in self._back for n, row in zip(level.numbers, level.gathered(self._said), strict=True)
-        }
-        return [told[number][: len(end.choices)] for number, end in enumerate(self._ends)]
+        rows = dict[int, Costs]()
+        for level in self._back:
+            rows.update(zip(level.numbers, level.gathered(self._said), strict=True))
+        return [rows[number][: len(end.choices)] for number, end in enumerate(self._ends)]
 
     def choice(self) -> list[int]:
         """Per end its cheapest choice, one after the other."""
