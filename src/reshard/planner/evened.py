@@ -40,12 +40,12 @@ LONGER = 1.1
 
 
 def evened_shapes(reshard: Reshard) -> list[tuple[int, ...]]:
-    """The next shapes whose dims all axes together divide; none where tiles are even, or they are too large.
+    """The next larger shapes whose dims all axes together divide; none that are much larger.
 
     Dims that are short, as those of size 1, are divided by what cuts them alone; where values are combined, which all
     may share that do so, dims that are longer are divided by all as well.
     """
-    if reshard.source.is_woven or reshard.target.is_woven or all(tiling.is_even() for tiling in reshard.tilings):
+    if reshard.source.is_woven or reshard.target.is_woven:
         return []
     devices, (before, after) = reshard.source.mesh.size, (tiling.layout for tiling in reshard.tilings)
     shapes = dict[tuple[int, ...], None]()
@@ -56,7 +56,7 @@ def evened_shapes(reshard: Reshard) -> list[tuple[int, ...]]:
             by_all, by_these = (-(-size // count) * count for count in (lcm(cut, devices), cut))
             shape.append(by_all if by_all <= size * longer else by_these)
         shapes[tuple(shape)] = None
-    return [shape for shape in shapes if prod(shape) <= prod(reshard.shape) * MOST]
+    return [shape for shape in shapes if prod(reshard.shape) < prod(shape) <= prod(reshard.shape) * MOST]
 
 
 def chain_ended_inside(reshard: Reshard, larger: tuple[int, ...], steps: Chain) -> Chain:

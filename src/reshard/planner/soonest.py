@@ -3,8 +3,9 @@
 Candidates come first, then what is like them: along rings, in fewer messages, with axes placed anew, with what is
 partial combined by itself, in shares.
 Further ways come after these, where the best so far is far from the least, and take its place only if they are sooner.
-A tensor of uneven tiles goes the ways of the next larger one too that has none.
-Last come plans by way of an end that is cut further (`joined`).
+A tensor of uneven tiles goes the ways of the next larger one too that has none, and last one of even tiles that not all
+axes divide.
+Before that come plans by way of an end that is cut further (`joined`).
 
 >>> from reshard.mesh import Mesh
 >>> mesh = Mesh.of(h=2, g=2)
@@ -59,7 +60,9 @@ CACHED_PLANS = 1024
 @lru_cache(CACHED_PLANS)
 def fastest_plan(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
-    return _by_finer_ends(*_fastest_between(reshard, network, options))
+    best = _by_finer_ends(*_fastest_between(reshard, network, options))
+    is_as_good = not _is_even(reshard) or not _is_far_from_least(best, RoutePrices.of(reshard, network))
+    return best if is_as_good else _by_larger_tensors(best)
 
 
 @lru_cache(CACHED_PLANS)
@@ -67,14 +70,25 @@ def _fastest_between(reshard: Reshard, network: Network, options: Options) -> tu
     """The same of ways that are not made of two plans, and the ways between these ends that are known."""
     known, timed = _fastest_of_candidates(reshard, network, options)
     best = _by_further_ways(known, timed)
-    for larger in evened_shapes(reshard):
+    return best if _is_even(reshard) else _by_larger_tensors(best), timed
+
+
+def _is_even(reshard: Reshard) -> bool:
+    """Whether all tiles of an end are as large."""
+    return all(tiling.is_even() for tiling in reshard.tilings)
+
+
+def _by_larger_tensors(best: Plan) -> Plan:
+    """The plan, or a sooner one by the ways of a larger tensor whose dims all axes together divide."""
+    reshard, options, network = best.reshard, best.options, best.options.network
+    for larger in evened_shapes(reshard) if network is not None else ():
         twin, ways = _fastest_of_candidates(replace(reshard, shape=larger), network, options)
         further = _by_further_ways(twin, ways)
         twins = dict.fromkeys([twin, further, _by_finer_ends(further, ways)])
         for way in twins:  # what ends inside it decides
             best = best_first([best, *_ended_inside(reshard, way)])[0]
         best = best_first([best, *_in_own_blocks(best, [*map(_timed_as, twins), *ways])])[0]
-    return best, timed
+    return best
 
 
 def _by_finer_ends(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
@@ -87,7 +101,7 @@ def _by_finer_ends(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     if network is None or not best.seconds or reshard.target.unreduced:
         return best
     is_seldom_sooner = reshard.source.unreduced or all(level.is_switch for level in network.levels)
-    if all(tiling.is_even() for tiling in reshard.tilings) and (is_seldom_sooner or is_small(reshard)):
+    if _is_even(reshard) and (is_seldom_sooner or is_small(reshard)):
         return best
     if not is_small(reshard) and best.seconds <= NEAR * (best.lower_bound_seconds or 0.0):
         return best
