@@ -11,6 +11,7 @@
     spread.py           middles in which all devices of a host share what crosses between hosts
     fewer_messages.py   ways of fewer messages, where latencies decide
     joined.py           two plans as one, by way of an end that is cut further
+    middles.py          middles that the ends have in part, by a rough price
     to_few_hosts.py     middles from which devices send to few hosts, each much at once
     better_legs.py      a plan whose parts are planned anew
     number_of_parts.py  in how many parts the steps of a plan overlap best

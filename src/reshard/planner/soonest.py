@@ -31,6 +31,7 @@ from reshard.planner.candidates import at_once, candidates
 from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes, whole_steps
 from reshard.planner.fewer_messages import few_hosts, in_fewer_messages, sliced_first
 from reshard.planner.joined import finer, going_on, joined
+from reshard.planner.middles import SOONER, worth_trying
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
@@ -49,6 +50,8 @@ HANDED_ON = 3
 """What goes along rings from neighbour to neighbour is to gain more than so many steps half round one."""
 NEARLY = 1.02
 """Up to so many times the least nothing goes along rings from neighbour to neighbour."""
+CLOSE = 1.2
+"""Up to so many times the least no middle of another kind is looked for."""
 COMBINED = 2
 """How many ways to combine values are tried with all ways to move them then."""
 OWN = 4
@@ -60,7 +63,8 @@ CACHED_PLANS = 1024
 @lru_cache(CACHED_PLANS)
 def fastest_plan(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
-    best = _by_finer_ends(*_fastest_between(reshard, network, options))
+    best, timed = _fastest_between(reshard, network, options)
+    best = _by_middles(_by_finer_ends(best, timed), timed)
     is_as_good = not _is_even(reshard) or not _is_far_from_least(best, RoutePrices.of(reshard, network))
     return best if is_as_good else _by_larger_tensors(best)
 
@@ -97,7 +101,7 @@ def _by_finer_ends(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     Looked for where a plan is far from the least; of even tiles only large ones that are whole values, on rings and
     lines, for else the other ways are as good. Timed are the ways that are known.
     """
-    reshard, options, network = best.reshard, best.options, best.options.network
+    reshard, network = best.reshard, best.options.network
     if network is None or not best.seconds or reshard.target.unreduced:
         return best
     is_seldom_sooner = reshard.source.unreduced or all(level.is_switch for level in network.levels)
@@ -105,8 +109,30 @@ def _by_finer_ends(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
         return best
     if not is_small(reshard) and best.seconds <= NEAR * (best.lower_bound_seconds or 0.0):
         return best
-    prices, source, target = RoutePrices.of(reshard, network), reshard.source, reshard.target
-    for middle in dict.fromkeys([*finer(source, target, reshard.shape), *finer(target, source, reshard.shape)]):
+    source, target, shape = reshard.source, reshard.target, reshard.shape
+    return _by_way_of(dict.fromkeys([*finer(source, target, shape), *finer(target, source, shape)]), best, timed)
+
+
+def _by_middles(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
+    """The plan, or a sooner one by way of a middle that is worth two plans. Timed are the ways that are known."""
+    network, seconds = best.options.network, best.seconds or 0.0
+    if network is None or not seconds or not RoutePrices.of(best.reshard, network).is_of_patterns:
+        return best
+    if not is_small(best.reshard) and seconds <= CLOSE * (best.lower_bound_seconds or 0.0):
+        return best
+    for way in worth_trying(best.reshard, network, seconds - network.call_s):
+        if way.seconds * SOONER < (best.seconds or 0.0) - network.call_s:
+            best = _by_way_of([way.middle], best, timed)
+    return best
+
+
+def _by_way_of(middles: Iterable[Sharding], best: Plan, timed: Sequence[TimedRoute]) -> Plan:
+    """The plan, or a sooner one of two by way of one of these middles. Timed are the ways that are known."""
+    reshard, options, network = best.reshard, best.options, best.options.network
+    if network is None:
+        return best
+    prices = RoutePrices.of(reshard, network)
+    for middle in middles:
         with suppress(ReshardError):  # what cannot be made is none
             first, _ = _fastest_between(replace(reshard, target=middle), network, options)
             rest_s = (best.seconds or 0.0) + network.call_s - (first.seconds or 0.0)  # a call both pay, and joined once

@@ -81,7 +81,7 @@ class AlongRing(NamedTuple):
 class StepPrices:
     """What steps between even shardings of one tensor take on a network."""
 
-    def __init__(self, digits: Digits, shape: tuple[int, ...], itemsize: int, network: Network) -> None:
+    def __init__(self, digits: Digits, shape: tuple[int, ...], itemsize: float, network: Network) -> None:
         self.digits, self.shape, self.itemsize, self.network = digits, shape, itemsize, network
         self.meshes = (unnamed(Mesh((("devices", digits.size),))),) * 2
         self.nothing = Use.of_nothing(network)
@@ -94,7 +94,7 @@ class StepPrices:
 
     @classmethod
     @lru_cache(16)  # the legs of a plan are of the same tensor
-    def of(cls, digits: Digits, shape: tuple[int, ...], itemsize: int, network: Network) -> StepPrices:
+    def of(cls, digits: Digits, shape: tuple[int, ...], itemsize: float, network: Network) -> StepPrices:
         """The prices, kept while they are asked for.
 
         Args:

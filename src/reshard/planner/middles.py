@@ -1,0 +1,226 @@
+"""Middles by way of which two plans may take less than one: what the ends have in part, told by a rough price.
+
+What takes least from end to end is sometimes known only to and from what each dim has of the one end or of the other.
+Few tensors have such a middle, and to plan two legs takes as long as to plan two tensors, so a price comes first that
+takes little to tell: each leg in one step, by what digits do (`step_prices`), of a tensor that all cuts divide.
+There partial values are one more dim, cut by the axes along which they are partial: to combine them is to gather it.
+
+By hand, 16 bytes on a ring of 16, partial on pairs of neighbours, cut by the eight pairs and wanted whole: to combine
+takes one hop of 1 us and to gather 8 of them, in either order 9 us; cut further by pairs what is combined is halved.
+
+>>> from reshard.mesh import Mesh
+>>> from reshard.network.level import Level
+>>> mesh, network = Mesh.of(a=8, b=2), Network((Level(1, 16, "ring", 1e9, 1e-6),))
+>>> ends = Sharding.of(mesh, "a", unreduced="b"), Sharding.of(mesh, None)
+>>> [middle.text() for middle in middles(*ends, (16,))]
+['[{}], unreduced={"b"}', '[{"a"}]', '[{"a", "b"}]']
+>>> reshard = Reshard.of(*ends, (16,), "int8")
+>>> [way.middle.text() for way in worth_trying(reshard, network, 1e-4)]
+['[{"a"}]', '[{}], unreduced={"b"}']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice, product
+from math import inf, prod
+from operator import add, attrgetter
+from typing import Any, NamedTuple
+
+from reshard.axis import Axis, common_prefix, difference
+from reshard.digits import Digit
+from reshard.dim_sharding import DimSharding
+from reshard.network import Network
+from reshard.planner.candidates import refinements, slow_strides
+from reshard.planner.policy import shrinks_between
+from reshard.planner.step_prices import DigitRoles, StepPrices
+from reshard.problem import Reshard
+from reshard.sharding import Sharding
+from reshard.tiling import Tiling
+
+SOONER = 1.1
+"""How many times less than the best plan a middle is to take by its rough price."""
+NEAR = 1.3
+"""Up to so many times what few plans take much less than a plan has no middles."""
+FAR_SOONER = 1.6
+"""The same where that price is often too low: of uneven tiles, and where values are partial no longer."""
+TRIED = 2
+"""How many middles of a reshard are worth two plans."""
+FURTHER = 2
+"""How many ways to cut an end further are looked at beside each end."""
+
+
+class TimedMiddle(NamedTuple):
+    """A middle, and what it takes to get there and on in two steps, about."""
+
+    middle: Sharding
+    seconds: float
+
+
+def middles(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> list[Sharding]:
+    """What every dim has at the one end, at the other, at both or at one but for an axis, and ends cut further.
+
+    With partial values as they are, or combined. Both ends are on one mesh, are not woven, and the target is not
+    partial.
+    """
+    ends = (source, target)
+    cuts = (_cuts_between(*(dim.axes for dim in dims)) for dims in zip(source.dims, target.dims, strict=True))
+    of_both = [placed for axes in product(*cuts) if (placed := _cut_by(axes, target)) is not None]
+    partial = [replace(middle, **_partial_as(source, middle)) for middle in of_both] if source.unreduced else []
+    waiting, unused = (*source.unreduced, *source.unused_axes()), target.unused_axes()
+    further = [
+        middle
+        for end, axes, beside in (
+            (source, waiting, target),
+            (source, waiting, source),
+            (target, unused, source),
+            (target, unused, target),
+        )
+        for middle in islice(refinements(end, axes, beside, shape, evenly=False), FURTHER)
+    ]
+    every = dict.fromkeys([*partial, *of_both, *further])
+    return [middle for middle in every if middle not in ends]
+
+
+def worth_trying(reshard: Reshard, network: Network, seconds: float) -> list[TimedMiddle]:
+    """The middles that take less than a plan by their rough price, at most `TRIED`, those first that take least.
+
+    None whose tiles are larger than those of both ends, small ones apart where there are latencies.
+    Where values are partial on some of them, one of these is among them, and one of the others.
+
+    Args:
+        reshard: what is to be moved.
+        network: that it goes over.
+        seconds: that the plan takes.
+    """
+    if not _may_have_middles(reshard):
+        return []
+    source, target, tensor = reshard.source, reshard.target, RoughTensor(reshard, network)
+    direct = tensor.leg(source, target)
+    if direct is None or direct.about_seconds() * NEAR >= seconds:
+        return []
+    is_exact = not source.unreduced and all(tiling.is_even() for tiling in reshard.tilings)
+    growing_on = network if any(level.latency_s for level in network.levels) else None
+    timed: list[TimedMiddle] = []
+    for middle in middles(source, target, reshard.shape):
+        limit_s = seconds / (SOONER if is_exact or middle.unreduced else FAR_SOONER)
+        rough_s = _seconds_of(tensor.leg(source, middle), tensor.leg(middle, target), limit_s)
+        if rough_s >= limit_s:
+            continue
+        if shrinks_between(reshard, [Tiling.of(middle, reshard.shape).largest_tile], growing_on):
+            timed.append(TimedMiddle(middle, rough_s))
+    timed.sort(key=attrgetter("seconds"))
+    of_each_kind = {bool(way.middle.unreduced): way for way in reversed(timed)}.values()
+    return sorted(list(dict.fromkeys([*of_each_kind, *timed]))[:TRIED], key=attrgetter("seconds"))
+
+
+def _may_have_middles(reshard: Reshard) -> bool:
+    """Whether both ends are on one mesh and not woven, what is partial is combined, and there is anything to move."""
+    source, target = reshard.source, reshard.target
+    is_plain = source.mesh == target.mesh and not source.mesh.is_maximal and not source.is_woven and not target.is_woven
+    return is_plain and not target.unreduced and bool(prod(reshard.shape))
+
+
+class Leg(NamedTuple):
+    """One step of a tensor that all cuts divide."""
+
+    prices: StepPrices
+    before: DigitRoles
+    after: DigitRoles
+    strides: Sequence[int]
+    """Within which replicas may send, as `Step.near`."""
+
+    def about_seconds(self) -> float:
+        """What few plans take much less than: two starts, if they take long, or hops of all that changes, and bytes.
+
+        Half round a ring at the most. Of collectives on one level the bytes are known with the hops, which so count
+        twice: these are seldom to be done sooner.
+        """
+        network = self.prices.network
+        least_s = self.prices.least_seconds(self.before, self.after, 2 if network.launch_s else 1)
+        hops_s = 0.0
+        for level in network.levels:
+            if not level.is_switch:
+                hops = sum([digit.end - digit.stride for digit in self._changed() if digit.lies_in(level.digit)])
+                most = level.size // 2 if level.link == "ring" else level.size - 1
+                hops_s += min(hops // level.stride, most) * level.latency_s
+        return max(least_s, hops_s + max(self.least_busy(), default=0.0)) if hops_s else least_s
+
+    def _changed(self) -> list[Digit]:
+        """The digits of the position that no longer cut what they did."""
+        ends = zip(self.prices.digits, self.before.roles, self.after.roles, strict=True)
+        return [digit for digit, old, new in ends if old is not None and old != new]
+
+    def least_busy(self) -> tuple[float, ...]:
+        """What levels do at the least; endless where digits do not say it."""
+        return self.prices.least_busy(self.before, self.after) or (inf,)
+
+    def seconds(self) -> float:
+        """What it takes; endless where digits do not say it."""
+        uses = [self.prices.use(self.before, self.after, near) for near in self.strides]
+        return min([use.seconds for use in uses if use is not None], default=inf)
+
+
+class RoughTensor:
+    """The next larger tensor that all cuts divide, of as many bytes."""
+
+    def __init__(self, reshard: Reshard, network: Network) -> None:
+        mesh = reshard.source.mesh
+        self.mesh, self.digits, self.network = mesh, mesh.digits.primes(), network
+        self.shape = tuple([-(-size // mesh.size) * mesh.size for size in reshard.shape])
+        self.itemsize = reshard.dtype.itemsize * prod(reshard.shape) / prod(self.shape)
+        self.hosts = slow_strides(network)
+        self._of_values: dict[Sharding, Sharding] = {}
+
+    def leg(self, source: Sharding, target: Sharding) -> Leg | None:
+        """One step; None where digits do not say what they do at its ends."""
+        shape, ends = self.shape, (source, target)
+        if source.unreduced:
+            shape = (prod([self.mesh.digit_of(axis).size for axis in source.unreduced]), *shape)
+            ends = self._with_values(source), self._with_values(target)
+        prices = StepPrices.of(self.digits, shape, self.itemsize, self.network)
+        before, after = map(prices.roles_of, ends)
+        if before is None or after is None:
+            return None
+        return Leg(prices, before, after, (0, *self.hosts) if source.unused_axes() else (0,))
+
+    def _with_values(self, sharding: Sharding) -> Sharding:
+        """With one dim more, of the partial values of which one is made."""
+        if sharding not in self._of_values:
+            dims = (DimSharding(sharding.unreduced), *sharding.dims)
+            self._of_values[sharding] = Sharding(self.mesh, dims)
+        return self._of_values[sharding]
+
+
+def _seconds_of(first: Leg | None, rest: Leg | None, limit_s: float) -> float:
+    """What two steps take; endless where that is a limit or more, which what they do at the least may show."""
+    if first is None or rest is None:
+        return inf
+    least = list(map(add, first.least_busy(), rest.least_busy()))
+    if max(least, default=0.0) >= limit_s:
+        return inf
+    first_s = first.seconds()
+    if first_s + max(rest.least_busy(), default=0.0) >= limit_s:
+        return inf
+    return first_s + rest.seconds()
+
+
+def _cuts_between(before: tuple[Axis, ...], after: tuple[Axis, ...]) -> Iterable[tuple[Axis, ...]]:
+    """What a dim may be cut by on the way."""
+    return dict.fromkeys([before, after, common_prefix(before, after), before[:-1], after[:-1]])
+
+
+def _cut_by(axes: Sequence[tuple[Axis, ...]], target: Sharding) -> Sharding | None:
+    """The sharding whose dims are cut by these axes; None where an axis would cut twice."""
+    names = [axis.name for cutting in axes for axis in cutting]
+    if len(set(names)) < len(names):
+        return None
+    return Sharding(target.mesh, tuple(map(DimSharding, axes)), uneven=target.uneven)
+
+
+def _partial_as(source: Sharding, middle: Sharding) -> dict[str, Any]:
+    """How a middle is partial where it still has the partial values of a source, but for those that cut it."""
+    cutting = [axis for dim in middle.dims for axis in dim.axes]
+    unreduced = difference(source.unreduced, cutting, source.mesh.sizes)
+    return {"unreduced": unreduced, "reduction": source.reduction}
