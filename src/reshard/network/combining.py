@@ -215,10 +215,10 @@ def _by_boxes(sides: Sides, transfers: Transfers) -> Transfers:
     count, values = transfers.digits.size, sides.combined.size
     blocks = (transfers.digits.index_of(side.mesh.device_array) for side in (sides.source, sides.target))
     source, target = (block == np.arange(count)[:, None] for block in blocks)
-    held, needed = sides.held.any_of(source), sides.wanted.any_of(target)[:, 0]
-    has = held.sum(axis=1)
-    most, receivers = has.max(axis=0), needed.sum(axis=0)
+    held, needed = sides.held.any_of(source), sides.wanted.any_of(target)[0]
+    has = held.sum(axis=0)
+    most, receivers = has.max(axis=-1), needed.sum(axis=-1)
     whole = (has == values) & needed
-    apart = -(-values // np.maximum(most, 1)) - 1 + receivers - (needed & (has > 0)).any(axis=0)
-    moved = np.where(most == values, receivers - whole.sum(axis=0), np.where(receivers > 0, apart, 0))
+    apart = -(-values // np.maximum(most, 1)) - 1 + receivers - (needed & (has > 0)).any(axis=-1)
+    moved = np.where(most == values, receivers - whole.sum(axis=-1), np.where(receivers > 0, apart, 0))
     return replace(transfers, transferred_bytes=int(moved @ sides.cell_bytes))

@@ -93,7 +93,7 @@ class Holding:
     >>> mesh = Mesh.of(x=2, y=2)
     >>> sides = Sides(*(Tiling.of(Sharding.of(mesh, axis), (3,)) for axis in "xy"), 1)
     >>> sides.held.devices.tolist(), sides.held.shards, sides.held.any_of(np.eye(4, dtype=np.bool_)).tolist()
-    ([[[[0, 1], [2, 3]]]], (array([[0, 1]]),), [[[True, False]], [[True, False]], [[False, True]], [[False, True]]])
+    ([[[[0, 1], [2, 3]]]], (array([[0, 1]]),), [[[True, True, False, False], [False, False, True, True]]])
     """
 
     devices: Positions
@@ -132,16 +132,33 @@ class Holding:
         return cls(order.reshape(*[each.size for each in digits], -1), tuple(shards))
 
     def any_of(self, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which cells some of the devices have that are chosen, by row, and by the value that is combined.
+        """What some of the devices have that are chosen: by the value that is combined, cell, and row.
 
         Args:
             chosen: a row for each choice, by position.
         """
-        has = chosen[:, self.devices].any(axis=-1)
+        return _unpacked(self._packed(chosen), len(chosen))
+
+    def all_of(self, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Of which cells they have all values that are combined, by cell and row.
+
+        Args:
+            chosen: a row for each choice, by position.
+        """
+        return _unpacked(np.bitwise_and.reduce(self._packed(chosen), axis=1), len(chosen))
+
+    def _packed(self, chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
+        """What `any_of` says, eight rows in a byte, by these, value and cell."""
+        has = np.bitwise_or.reduce(np.packbits(chosen, axis=0)[:, self.devices], axis=-1)
         for axis, shards in enumerate(self.shards, 3):
             has = np.concatenate([has, np.zeros_like(has.take([0], axis))], axis)  # the last, -1, is no shard
-            has = reduce(np.logical_or, (has.take(each, axis) for each in shards))
+            has = reduce(np.bitwise_or, (has.take(each, axis) for each in shards))
         return has.reshape(*has.shape[:2], -1)
+
+
+def _unpacked(bits: NDArray[np.uint8], rows: int) -> NDArray[np.bool_]:
+    """So many rows, eight in a byte of the first dim, as the last dim."""
+    return np.unpackbits(np.moveaxis(bits, 0, -1), axis=-1, count=rows).view(np.bool_)
 
 
 @dataclass(frozen=True)
@@ -403,7 +420,7 @@ def crossing_by_boxes(sides: Sides, network: Network, members: Members) -> Cross
     crossing = []
     for comes_in in (True, False):
         holding, wanting = (rows if comes_in else ~rows for rows in inside)
-        lacking = sides.wanted.any_of(wanting)[:, 0] & ~sides.held.any_of(holding).all(axis=1)
-        missing = np.einsum("nc,c->n", lacking, sides.cell_bytes)  # without an integer for each truth value
+        lacking = sides.wanted.any_of(wanting)[0] & ~sides.held.all_of(holding)
+        missing = np.einsum("cn,c->n", lacking, sides.cell_bytes)  # without an integer for each truth value
         crossing.append(missing.reshape([len(rows) for rows in members]))
     return np.array(crossing)

@@ -169,7 +169,7 @@ def _edges(level: Level, starts: Digits, stops: Digits, size: int) -> list[Float
         size: the number of places.
     """
     start, stop = starts.offsets(), stops.offsets()
-    return edges_of_pieces(level, start, stop, stop - start, np.ones(len(start)), size)
+    return edges_of_pieces(level, start, stop - start, np.ones(len(start)), size)
 
 
 @lru_cache(CACHED)

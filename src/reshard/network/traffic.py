@@ -121,15 +121,13 @@ class _Tally:
                 self.latency += self.levels[number].latency_s * hops_of(self.levels[number], step)
         edges: dict[int, list[Floats]] = {}
         routes = orders(list(steps))
+        part = amounts / max(len(routes), 1)
         for route in routes:
             place = senders
             for number in route:
-                after = place + steps[number] * self.levels[number].stride
-                added = edges_of_pieces(
-                    self.levels[number], place, after, steps[number], amounts / len(routes), self.size
-                )
+                added = edges_of_pieces(self.levels[number], place, steps[number], part, self.size)
                 edges[number] = [a + b for a, b in zip(edges[number], added, strict=True)] if number in edges else added
-                place = after
+                place = place + steps[number] * self.levels[number].stride
         for number, directions in edges.items():
             level = self.levels[number]
             self.carried[number] = fullest_link(level, directions)
@@ -165,13 +163,13 @@ def hops_of(level: Level, step: Positions) -> Positions:
     return ahead if level.link == "one-way-ring" else np.minimum(ahead, level.size - ahead)
 
 
-def edges_of_pieces(
-    level: Level, start: Positions, stop: Positions, step: Positions, amounts: Floats, size: int
-) -> list[Floats]:
+def edges_of_pieces(level: Level, start: Positions, step: Positions, amounts: Floats, size: int) -> list[Floats]:
     """Per direction, by how much the load of a link exceeds that of the link before it, at the device behind it.
 
     Half of what goes half round a ring goes each way; what does is told last, at the device where it begins.
     """
+    start, step, amounts = _alike_together(level, start, step, amounts, size)
+    stop = start + step * level.stride
     first = start - level.digit.value(start) * level.stride
     behind = np.concatenate([start, stop, first])  # a piece that wraps round passes the ring's first link too
     signs = ((1.0, -1.0), (-1.0, 1.0))
@@ -187,6 +185,19 @@ def edges_of_pieces(
     return loads_of_ways
 
 
+def _alike_together(
+    level: Level, start: Positions, step: Positions, amounts: Floats, size: int
+) -> tuple[Positions, Positions, Floats]:
+    """Pieces that begin at one device and go as far along a level as one, where there are many."""
+    kinds = 2 * level.size - 1
+    if len(start) <= kinds * size:
+        return start, step, amounts
+    together = np.bincount(start * kinds + (step + (level.size - 1)), amounts, kinds * size)
+    (numbers,) = together.nonzero()
+    start, ahead = np.divmod(numbers, kinds)
+    return start, ahead - (level.size - 1), together[numbers]
+
+
 def fullest_link(level: Level, edges: Sequence[Floats]) -> float:
     """What the fullest link of a level carries, once what goes half round rings is parted as well as can be.
 
@@ -198,7 +209,7 @@ def fullest_link(level: Level, edges: Sequence[Floats]) -> float:
     all from 0 to 2 by way of 3, and from 3 to 1 by way of 0, every link carries 1.
 
     >>> ring, start, stop = Level(1, 4, "ring", 1.0, 1.0), np.array([0, 1, 1, 2, 2, 3]), np.array([2, 0, 2, 1, 3, 1])
-    >>> fullest_link(ring, edges_of_pieces(ring, start, stop, stop - start, np.ones(6), 4))
+    >>> fullest_link(ring, edges_of_pieces(ring, start, stop - start, np.ones(6), 4))
     1.0
     """
     columns = [way.reshape(-1, level.size, level.stride).swapaxes(1, 2).reshape(-1, level.size) for way in edges]
@@ -218,7 +229,7 @@ def links_along(level: Level, edges: Sequence[Floats]) -> tuple[float, ...]:
     By hand, on a line of 4 from 0 to 2 and 3 to 2:
 
     >>> line, start, stop = Level(1, 4, "line", 1.0, 1.0), np.array([0, 3]), np.array([2, 2])
-    >>> links_along(line, edges_of_pieces(line, start, stop, stop - start, np.ones(2), 4))
+    >>> links_along(line, edges_of_pieces(line, start, stop - start, np.ones(2), 4))
     (1.0, 1.0, 1.0)
     """
     if level.places == 1:
