@@ -62,6 +62,16 @@ class _Rows(NamedTuple):
     high: Floats
     is_wanted: Flags
 
+    def alike(self) -> tuple[Positions, Positions]:
+        """One row of each share of a unit, and per row which of them is of the same."""
+        columns = self.high, self.low, self.unit
+        order = np.lexsort(columns)
+        begins = np.ones(len(order), dtype=np.bool_)
+        begins[1:] = np.any([np.diff(column[order]) != 0 for column in columns], axis=0)
+        number = np.empty_like(order)
+        number[order] = begins.cumsum() - 1
+        return order[begins], number
+
     @classmethod
     def of(cls, roles: RingRoles, values: Sequence[int]) -> _Rows:
         """Those of rings on which what is fixed has these values."""
@@ -214,6 +224,29 @@ class RingExchange(Exchange):
         starts, stops = (ends[:, row, ring, box] for ends in (starts, stops))
         return PieceTable(senders, receivers, starts, stops, rows.rounds[row]), rows.is_wanted[row]
 
+    def _elements(self, rows: _Rows, positions: Positions) -> Positions:
+        """Per row and ring how many elements its pieces have in all boxes, as `_listed` has them.
+
+        Raises:
+            ReshardError: `too-large` as that.
+        """
+        self._grid(rows, positions)
+        first_of, row = rows.alike()
+        unit, low, high = (column[first_of] for column in (rows.unit, rows.low, rows.high))
+        elements = np.ones((len(unit), len(positions), prod(self.common.loose_sizes)), dtype=np.int64)
+        longest = np.ones_like(elements)
+        for (of_unit, of_ring, apart), length, size in zip(
+            self._corners(positions), self.common.lengths, self.target.shape, strict=True
+        ):
+            begins = of_unit[unit][:, None, None] + of_ring[:, None] + apart
+            sizes = np.clip(size - begins, 0, length)
+            elements *= sizes
+            np.maximum(longest, sizes, out=longest)
+        if self.target.shape:  # a share of a box is cut across its longest dim
+            first, last = (np.floor(longest * bound[:, None, None] + 0.5).astype(np.int64) for bound in (low, high))
+            elements = elements // longest * (last - first)
+        return np.asarray(elements.sum(axis=-1)[row])
+
     @cached_property
     def _all(self) -> tuple[PieceTable, Flags]:
         tables, wanted = zip(*(self._listed(*rings) for rings in self._rings), strict=True)
@@ -323,9 +356,9 @@ class RingExchange(Exchange):
             for (of_unit, of_ring, apart), length, size in corners:
                 ended.append(np.where(of_unit.max() + apart.max() + of_ring + length > size, of_ring, -1))
             _, first_of, number = np.unique(ended, axis=1, return_index=True, return_inverse=True)
-            table = self._listed(rows, firsts[first_of])[0]
-            travels = table.rounds > 0
-            np.add.at(received, table.receivers[travels], table.elements[travels])
+            travels, elements = rows.rounds > 0, self._elements(rows, firsts[first_of])
+            receivers = firsts[first_of] + along[rows.receivers[travels]][:, None]
+            np.add.at(received, receivers, elements[travels])
             received[firsts[:, None] + along] = received[firsts[first_of[number.ravel()], None] + along]
         return received
 
