@@ -153,7 +153,7 @@ class Holding:
         for axis, shards in enumerate(self.shards, 3):
             has = np.concatenate([has, np.zeros_like(has.take([0], axis))], axis)  # the last, -1, is no shard
             has = reduce(np.bitwise_or, (has.take(each, axis) for each in shards))
-        return has.reshape(*has.shape[:2], -1)
+        return np.asarray(has.reshape(*has.shape[:2], -1))
 
 
 def _unpacked(bits: NDArray[np.uint8], rows: int) -> NDArray[np.bool_]:

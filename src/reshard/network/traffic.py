@@ -192,7 +192,7 @@ def _alike_together(
     kinds = 2 * level.size - 1
     if len(start) <= kinds * size:
         return start, step, amounts
-    together = np.bincount(start * kinds + (step + (level.size - 1)), amounts, kinds * size)
+    together: Floats = np.bincount(start * kinds + (step + (level.size - 1)), amounts, kinds * size).astype(np.float64)
     (numbers,) = together.nonzero()
     start, ahead = np.divmod(numbers, kinds)
     return start, ahead - (level.size - 1), together[numbers]

@@ -85,7 +85,9 @@ def _is_even(reshard: Reshard) -> bool:
 def _by_larger_tensors(best: Plan) -> Plan:
     """The plan, or a sooner one by the ways of a larger tensor whose dims all axes together divide."""
     reshard, options, network = best.reshard, best.options, best.options.network
-    for larger in evened_shapes(reshard) if network is not None else ():
+    if network is None:
+        return best
+    for larger in evened_shapes(reshard):
         twin, ways = _fastest_of_candidates(replace(reshard, shape=larger), network, options)
         further = _by_further_ways(twin, ways)
         twins = dict.fromkeys([twin, further, _by_finer_ends(further, ways)])
