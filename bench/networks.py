@@ -13,7 +13,7 @@ from bench.planning import SMALL, drawn
 from bench.timing import Row, medians, within
 from reshard.collectives import fewest_bytes
 from reshard.exchange import ring_flows
-from reshard.network import Level, Network, digit_loads, pricing, ring_loads, seconds_of
+from reshard.network import Level, Network, digit_loads, link_use, ring_loads, seconds_of
 from reshard.network.patterns import Pattern
 from reshard.planner import cache_clear, level_moves, level_ways
 from reshard.steps import chain_through
@@ -24,10 +24,10 @@ PATTERNS = (
     ring_loads._loads,
     ring_loads._cut,
     ring_flows.units_and_flows,
-    pricing.piece_loads,
-    pricing._stages,
-    pricing._least_carried,
-    pricing._stages_of,
+    link_use.piece_loads,
+    link_use.stages_of_group,
+    link_use._least_carried,
+    link_use._stages_of_pattern,
     digit_loads._edges,
     digit_loads._mean_hops,
     digit_loads._mean_passing,

@@ -30,7 +30,8 @@ from reshard import Network, Plan
 from reshard.digits import Digits
 from reshard.exchange import DigitExchange, RingExchange
 from reshard.network import Level
-from reshard.network.pricing import _kind, _stages
+from reshard.network.link_use import stages_of_group
+from reshard.network.pricing import _kind
 from reshard.refinement import Unreduced
 
 Ints = NDArray[np.int64]
@@ -227,7 +228,7 @@ def gathered_stages(exchange: Any, network: Network) -> Stages | None:
     kinds = {_kind(exchange, i) for i in exchange.gathered}
     digits = Digits(sorted((exchange.common.digits[i] for i in exchange.gathered), reverse=True)).joined()
     is_one = kinds in ({"all-gather"}, {"reduce-scatter"}) or _combines_alone(exchange)
-    return _stages(network, exchange.source.mesh, digits) if is_one else None
+    return stages_of_group(network, exchange.source.mesh, digits) if is_one else None
 
 
 def _combines_alone(exchange: DigitExchange) -> bool:

@@ -33,10 +33,10 @@ from reshard.network import (
     formulas,
     host_bound,
     host_bytes,
-    pricing,
     seconds_of,
 )
 from reshard.network.digit_loads import digit_loads, least_carried
+from reshard.network.link_use import piece_loads
 from reshard.network.patterns import Pattern
 from reshard.network.traffic import loads
 from reshard.problem import Reshard
@@ -348,7 +348,7 @@ def test_loads_from_digits_are_those_of_every_piece(name: str, sizes: tuple[int,
         kinds = (None,) * len(exchange.gathered)
         pattern = Pattern.of(exchange.common.digits, exchange.determined_by, exchange.gathered, kinds)
         digits, meshes = (pattern.digits, pattern.determined_by, pattern.gathered), (source.mesh, exchange.receivers)
-        found = pricing.piece_loads(network, *meshes, *digits)
+        found = piece_loads(network, *meshes, *digits)
         assert np.multiply(found.carried, exchange.largest_piece) == pytest.approx(expected.carried)
         assert found.latency_s == pytest.approx(expected.latency_s)
 

@@ -11,6 +11,7 @@ half_round.py   how what goes half round rings parts
 traffic.py      what an exchange puts on every level
 digit_loads.py  the same from digits alone
 patterns.py     exchanges by digits without names and sizes
+link_use.py     how long what is sent in them keeps links busy
 pricing.py      seconds of steps
 inflow.py       how fast data come into groups of devices
 crossing.py     bytes that must come into some devices, or leave them
@@ -31,24 +32,18 @@ from reshard.network.combining import Transfers, least_seconds, least_transfers
 from reshard.network.hosts import host_bound, host_bytes
 from reshard.network.least_time import Cut, best_common_cut, best_cut
 from reshard.network.level import LINKS, Level
+from reshard.network.link_use import Use, busy_along, least_busy, unnamed, use_of_pattern, use_of_rings
 from reshard.network.nested import nested
-from reshard.network.networks import Network
+from reshard.network.networks import Network, check_reach
 from reshard.network.presets import FAMILIES
 from reshard.network.pricing import (
-    Use,
-    busy_along,
     busy_seconds,
-    check_reach,
     exchange_seconds,
     forget_steps,
-    least_busy,
     overlapped_seconds,
     overlapped_spans,
     seconds_of,
     spans_of_uses,
-    unnamed,
-    use_of_pattern,
-    use_of_rings,
     uses_of,
 )
 

@@ -40,8 +40,7 @@ from reshard.digits import Digit, Digits, Positions
 from reshard.network.crossing import Placed, Sides
 from reshard.network.least_time import best_cut
 from reshard.network.level import Level
-from reshard.network.networks import Network
-from reshard.network.pricing import check_reach
+from reshard.network.networks import Network, check_reach
 from reshard.problem import Reshard
 from reshard.refinement import Role, Unreduced
 from reshard.tables import bytes_text, rate_text

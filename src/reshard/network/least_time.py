@@ -56,8 +56,7 @@ from reshard.network.crossing import (
     integers_for,
 )
 from reshard.network.level import Level
-from reshard.network.networks import Network
-from reshard.network.pricing import check_reach
+from reshard.network.networks import Network, check_reach
 from reshard.problem import Reshard
 from reshard.tables import bytes_text, rate_text
 from reshard.tiling import Tiling

@@ -20,7 +20,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from os import PathLike, fspath
 from pathlib import Path
@@ -319,6 +319,15 @@ class Network:
         title = f"{self.name}-calibrated" if self.name else ""
         source = f"measured: {len(sizes)} sizes from {min(sizes)} to {max(sizes)} bytes per level"
         return replace(self, levels=levels, name=title, source=source), fits
+
+
+@lru_cache(256)
+def check_reach(network: Network, mesh: Mesh) -> None:
+    """Refuse a mesh that has devices beyond a network, as `bad-network`."""
+    last = mesh.size - 1 if mesh.device_ids is None else max(mesh.device_ids)
+    if last >= network.size:
+        name = network.name or "network"
+        raise ReshardError("bad-network", f"device {last} is beyond the {network.size} devices of {name}")
 
 
 def _level(axis: Axis, digit: Digit, links: LevelLike) -> Level:

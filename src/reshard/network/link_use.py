@@ -1,0 +1,271 @@
+"""How long what is sent in a pattern keeps links and ports busy.
+
+A collective over digits that lie on levels takes what its formula says, stage by stage: all-gather, reduce-scatter
+and all-reduce over any parts of levels, all-to-all over one level.
+Every other pattern takes what its pieces do: the busiest link or port of the busiest level, and the latencies of all
+messages that one device sends or receives, one after another.
+Rounds are not waited for, so bytes count in total and not round by round.
+What pieces put on links is worked out once for a pattern, whatever tensors follow it.
+
+By hand, 2 hosts of 2 devices, 200 bytes/s through a port inside a host and 100 between hosts; 100 bytes are sent.
+An all-gather inside hosts takes half a second there; where devices 1 and 2 swap, it goes between hosts and takes one.
+
+>>> from reshard.mesh import Mesh
+>>> network = Network((Level(1, 2, "switch", 200, 0), Level(2, 2, "switch", 100, 0)))
+>>> digits, devices = Digits.of_sizes([2, 2]), Mesh.of(devices=4)
+>>> patterns = Pattern.of(digits, (0, 1), (1,), ("all-gather",)), Pattern.of(digits, (1, 0), (), ())
+>>> for pattern in patterns:
+...     print(use_of_pattern(pattern, (devices, devices), 100, network))
+Use(seconds=0.5, busy=(0.5, 0.0, 0.0))
+Use(seconds=1.0, busy=(0.0, 1.0, 0.0))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from reshard.digits import Digit, Digits, Positions
+from reshard.errors import ReshardError
+from reshard.exchange.by_digits import senders_by_round
+from reshard.mesh import ENUMERABLE, Mesh
+from reshard.network.digit_loads import digit_loads, least_carried
+from reshard.network.formulas import all_to_all, staged_all_gather
+from reshard.network.level import Level
+from reshard.network.networks import Network
+from reshard.network.numbers import device_digits
+from reshard.network.patterns import Pattern
+from reshard.network.ring_loads import RingLoads
+from reshard.network.traffic import Loads, loads, runs
+
+CACHED = 4096
+"""Patterns of exchanges whose loads are kept."""
+
+
+class Use(NamedTuple):
+    """How long something takes, and for how much of it each level is busy, or each link of a line."""
+
+    seconds: float
+    busy: tuple[float, ...]
+    """Per level the seconds of its busiest link or port, of each that is told apart (`Level.places`), with the
+    latencies; last those in which steps start. In all of them those in which a device copies, and neither sends nor
+    starts anything."""
+
+    @classmethod
+    def of_nothing(cls, network: Network) -> Use:
+        """That of what sends nothing."""
+        return cls(0.0, (0.0,) * (network.places + 1))
+
+    def times(self, count: int) -> Use:
+        """So many of it, one after another."""
+        return Use(self.seconds * count, tuple(busy * count for busy in self.busy))
+
+    @classmethod
+    def together(cls, uses: Sequence[Use], network: Network) -> Use:
+        """One after another."""
+        if len(uses) == 1:
+            return uses[0]
+        if not uses:
+            return cls.of_nothing(network)
+        busy = zip(*(use.busy for use in uses), strict=True)
+        return cls(sum(use.seconds for use in uses), tuple(map(sum, busy)))
+
+
+def use_of_pattern(
+    pattern: Pattern, meshes: tuple[Mesh, Mesh], sent_bytes: float, network: Network, *, is_even: bool = True
+) -> Use | None:
+    """What an exchange of a pattern takes.
+
+    Args:
+        pattern: in which something is sent.
+        meshes: of those that send, and of those that receive, as one axis each: patterns know no names.
+        sent_bytes: what goes from one device to one other in one round.
+        network: must reach all devices.
+        is_even: whether all pieces are of one size.
+
+    Returns:
+        The use; None where pieces differ in size and the exchange is no collective that has a formula.
+
+    Raises:
+        ReshardError: `too-large`.
+    """
+    source, receivers = meshes
+    shared = receivers is source or receivers == source
+    stages = _stages_of_pattern(network, source, pattern) if pattern.kind and shared else None
+    if stages is None:
+        if not is_even:
+            return None
+        carried = piece_loads(network, source, receivers, pattern.digits, pattern.determined_by, pattern.gathered)
+        return use_of_loads(carried, sent_bytes, network)
+    gathered_bytes = sent_bytes * pattern.gathered_digits.size
+    if pattern.kind != "all-to-all":
+        return use_of_stages(staged_all_gather(stages, gathered_bytes), stages, network)
+    return use_of_stages(all_to_all(stages[0][0], gathered_bytes * pattern.gathered_digits.size), stages, network)
+
+
+def use_of_rings(rings: Sequence[Digit], carried: RingLoads, unit_bytes: float, network: Network) -> Use | None:
+    """What hops along rings take; None where one is no level of a network, or their links are of several kinds.
+
+    Args:
+        rings: the places along each, as a digit of the device number.
+        carried: what links of any carry, in units.
+        unit_bytes: of a unit.
+        network: must reach all devices.
+    """
+    busy = busy_along(rings, carried.fullest * unit_bytes, len(carried.hops), network)
+    if busy is None:
+        return None
+    level = next(level for level in network.levels if level.digit == rings[0])
+    seconds = sum(carried.hops) * unit_bytes / level.bandwidth + len(carried.hops) * level.latency_s
+    return Use(seconds + network.launch_s, (*busy, network.launch_s))
+
+
+def busy_along(rings: Sequence[Digit], carried_bytes: float, hops: int, network: Network) -> tuple[float, ...] | None:
+    """What `Use.busy` says of levels where the fullest link of rings carries so much; None as `use_of_rings`."""
+    used = [level for level in network.levels if level.digit in rings and level.link == "ring"]
+    if len(used) != len(rings) or len({(level.bandwidth, level.latency_s) for level in used}) > 1:
+        return None
+    seconds = carried_bytes / used[0].bandwidth + hops * used[0].latency_s
+    return tuple([seconds * (level in used) for level in network.levels for _ in range(level.places)])
+
+
+def least_busy(pattern: Pattern, mesh: Mesh, sent_bytes: float, network: Network) -> tuple[float, ...]:
+    """What `Use.busy` says of levels at the least, in a fraction of the time; latencies of pieces are left out.
+
+    Args:
+        pattern: in which something is sent.
+        mesh: of those that send, and of those that receive.
+        sent_bytes: what goes from one device to one other in one round.
+        network: must reach all devices.
+    """
+    if pattern.kind and _stages_of_pattern(network, mesh, pattern) is not None:
+        use = use_of_pattern(pattern, (mesh, mesh), sent_bytes, network)
+        return (0.0,) * network.places if use is None else use.busy[:-1]
+    bandwidths = [level.bandwidth for level in network.levels for _ in range(level.places)]
+    carried = _least_carried(network, mesh, pattern)
+    return tuple([load * sent_bytes / bandwidth for load, bandwidth in zip(carried, bandwidths, strict=True)])
+
+
+@lru_cache(CACHED)
+def _least_carried(network: Network, mesh: Mesh, pattern: Pattern) -> tuple[float, ...]:
+    """What links and ports carry at the least, in pieces."""
+    digits = _numbered(mesh, pattern.digits)
+    if digits is None:
+        return (0.0,) * network.places
+    return least_carried(network.levels, digits, pattern.determined_by, pattern.gathered)
+
+
+def use_of_loads(carried: Loads, unit_bytes: float, network: Network) -> Use:
+    """Of pieces that put so much on links, and follow one another at every device."""
+    latency = carried.latency_s
+    busy = [
+        load * unit_bytes / level.bandwidth + latency if load else 0.0
+        for number, level in enumerate(network.levels)
+        for load in (carried.along and carried.along[number]) or [carried.carried[number]] * level.places
+    ]
+    return Use(carried.seconds(network.levels, unit_bytes) + network.launch_s, (*busy, network.launch_s))
+
+
+def use_of_stages(seconds: float, stages: tuple[tuple[Level, ...], ...], network: Network) -> Use:
+    """Of a collective, whose levels all are busy as long as it takes, by some stage of it."""
+    used = [part for stage in stages for part in stage]
+    busy = [
+        seconds if any(level.stride <= part.stride < level.stride * level.size for part in used) else 0.0
+        for level in network.levels
+        for _ in range(level.places)
+    ]
+    return Use(seconds + network.launch_s, (*busy, network.launch_s))
+
+
+@lru_cache(CACHED)
+def _stages_of_pattern(network: Network, mesh: Mesh, pattern: Pattern) -> tuple[tuple[Level, ...], ...] | None:
+    """The stages by which a collective has a formula; None where it is none, or does not lie on levels."""
+    stages = stages_of_group(network, mesh, pattern.gathered_digits) if pattern.stays else None
+    if stages is None or pattern.kind != "all-to-all":
+        return stages
+    if len(stages) > 1 or len(stages[0]) > 1 or not (stages[0][0].is_switch or stages[0][0] in network.levels):
+        return None
+    return stages
+
+
+@lru_cache(CACHED)
+def stages_of_group(network: Network, mesh: Mesh, positions: Digits) -> tuple[tuple[Level, ...], ...] | None:
+    """The parts of levels that a group uses, innermost first; those of one torus together.
+
+    None where the group is no product of parts of levels, or is no ring of its own where links lead one way.
+    """
+    digits = device_digits(mesh, positions)
+    if digits is None:
+        return None
+    used: list[list[Level]] = []
+    for level in network.levels:
+        parts = Digits(sorted(digits.within(level.digit), reverse=True)).joined()
+        if level.is_switch and parts:
+            parts = Digits([Digit(parts[-1].stride, parts.size)])
+        if level.link == "one-way-ring" and not all(map(level.is_closed_for, parts)):
+            return None
+        used.append([level.part(part) for part in reversed(parts)])
+    if prod(part.size for parts in used for part in parts) != positions.size:
+        return None
+    stages: list[tuple[Level, ...]] = []
+    for numbers in reversed(runs(network.levels)):
+        ordered = [used[number] for number in reversed(numbers) if used[number]]
+        if all(len(parts) == 1 for parts in ordered):
+            ordered = [[part for parts in ordered for part in parts]]
+        else:  # parts of one ring share its links, so they follow one another
+            ordered = [[part] for parts in ordered for part in parts]
+        stages += [tuple(stage) for stage in ordered if stage]
+    return tuple(stages)
+
+
+@lru_cache(CACHED)
+def piece_loads(
+    network: Network,
+    source: Mesh,
+    receivers: Mesh,
+    digits: Digits,
+    determined_by: tuple[int, ...],
+    gathered: tuple[int, ...],
+) -> Loads:
+    """The loads of an exchange of a pattern whose pieces are all of one size, in pieces."""
+    shared = receivers is source or receivers == source
+    numbered = _numbered(source, digits) if shared else None
+    if numbered:
+        in_closed_form = digit_loads(network.levels, numbered, determined_by, gathered)
+        if in_closed_form is not None:
+            return in_closed_form
+    k = prod(digits[i].size for i in gathered)
+    if k * digits.size > ENUMERABLE:
+        raise ReshardError("too-large", f"{k} rounds of {source.size} devices are too many to list one by one")
+    positions = digits.offsets()
+    senders = senders_by_round(digits, determined_by, gathered, positions).ravel()
+    positions = np.broadcast_to(positions, (k, len(positions))).ravel()
+    if shared:
+        travels = senders != positions
+        senders, positions = senders[travels], positions[travels]
+    if not len(senders):
+        return Loads((0.0,) * len(network.levels), 0.0)
+    return loads(network.levels, _names(source, senders), _names(receivers, positions), np.ones(len(senders)))
+
+
+def _numbered(mesh: Mesh, digits: Digits) -> Digits | None:
+    """Digits of the position as one digit of the device number each; None where one is none."""
+    if mesh.device_ids is None:
+        return digits
+    parts = [device_digits(mesh, Digits((digit,))) or () for digit in digits]
+    return Digits([part for listed in parts for part in listed]) if all(len(listed) == 1 for listed in parts) else None
+
+
+def _names(mesh: Mesh, positions: Positions) -> Positions:
+    """The devices at positions."""
+    return positions if mesh.device_ids is None else mesh.device_array[positions]
+
+
+@lru_cache(256)
+def unnamed(mesh: Mesh) -> Mesh:
+    """The devices of a mesh, whatever its axes."""
+    return Mesh((("devices", mesh.size),), mesh.device_ids)
