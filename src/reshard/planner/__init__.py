@@ -7,6 +7,7 @@
     step_prices.py      what one step takes, from what digits do before and after it
     level_ways.py       ways that change what one level of a network does at a time
     level_moves.py      what such a change asks of its level
+    held_by_hosts.py    what hosts hold, as axes between them cut it
     by_hosts.py         middles on a mesh of hosts, where axes do not nest in these
     spread.py           middles in which all devices of a host share what crosses between hosts
     fewer_messages.py   ways of fewer messages, where latencies decide

@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import product
 
-from reshard.axis import Axis
 from reshard.digits import Digit
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.planner.held_by_hosts import held_by_hosts
 from reshard.planner.tensor_digits import dim_cuts, sharding_of_cuts
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -39,11 +39,11 @@ def by_hosts(reshard: Reshard, host: int) -> Iterator[tuple[Sharding, ...]]:
     """
     mesh = reshard.source.mesh
     if mesh == reshard.target.mesh and mesh.device_ids is None and mesh.size % host == 0:
-        leaving, arriving = (_held_by_hosts(end, reshard.shape, host) for end in (reshard.source, reshard.target))
+        leaving, arriving = (_cut_by_all(end, reshard.shape, host) for end in (reshard.source, reshard.target))
         yield from dict.fromkeys([*zip(leaving), *zip(arriving), *product(leaving, arriving)])
 
 
-def _held_by_hosts(end: Sharding, shape: Sequence[int], host: int) -> list[Sharding]:
+def _cut_by_all(end: Sharding, shape: Sequence[int], host: int) -> list[Sharding]:
     """What hosts hold of an end, all devices of a host cutting one of the dims besides.
 
     Nothing where an axis that cuts a dim lies neither inside hosts nor between them, or where the end is partial.
@@ -53,23 +53,8 @@ def _held_by_hosts(end: Sharding, shape: Sequence[int], host: int) -> list[Shard
     mesh, held = Mesh.of(host=end.mesh.size // host, device=host), list[Sharding]()
     for cut, size in enumerate(shape):
         with suppress(ReshardError):  # dims have no such deal
-            cutting = [_cuts(end.mesh, dim.axes, host) for dim in end.dims]
+            cutting = [held_by_hosts(end.mesh, dim.axes, host) for dim in end.dims]
             cutting[cut].append((host, Digit(1, host)))
             if size >= host:
                 held.append(sharding_of_cuts(mesh, [dim_cuts(mesh, cuts) for cuts in cutting]))
     return held
-
-
-def _cuts(mesh: Mesh, axes: Sequence[Axis], host: int) -> list[tuple[int, Digit | None]]:
-    """How hosts cut a dim, major to minor: in parts that every host has all of, and in those that differ.
-
-    Raises:
-        ReshardError: where an axis lies neither inside hosts nor between them.
-    """
-    digits = mesh.digits_of(axes)
-    if not all(digit.end <= host or digit.stride % host == 0 for digit in digits):
-        raise ReshardError("cannot-express", f"axes of {mesh} lie neither inside hosts of {host} nor between them")
-    cuts = [(digit.size, None if digit.end <= host else digit) for digit in digits]
-    while cuts and cuts[-1][1] is None:
-        cuts.pop()
-    return cuts

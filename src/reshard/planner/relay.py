@@ -27,6 +27,7 @@ from dataclasses import replace
 from reshard.digits import Digit, Digits
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
+from reshard.planner.held_by_hosts import held_by_hosts
 from reshard.planner.spread import all_cuts
 from reshard.planner.tensor_digits import TensorDigit, common_digits, dim_cuts, sharding_of_cuts
 from reshard.problem import Reshard
@@ -81,12 +82,9 @@ def _of_hosts(end: Sharding, boundary: int) -> Sharding | None:
     cuts_of_dims = None if end.is_woven or end.unreduced else all_cuts(end, boundary)
     if cuts_of_dims is None:
         return None
-    mesh = end.mesh
-    digits = [
-        [(cut.stop // cut.start, None if cut.inside else mesh.digit_of(cut.axis)) for cut in cuts]
-        for cuts in cuts_of_dims
-    ]
-    return sharding_of_cuts(mesh, [dim_cuts(mesh, listed) for listed in digits])
+    mesh = end.mesh  # cuts are of axes split where hosts end
+    held = [held_by_hosts(mesh, [cut.axis for cut in cuts], boundary) for cuts in cuts_of_dims]
+    return sharding_of_cuts(mesh, [dim_cuts(mesh, cuts) for cuts in held])
 
 
 def _share(dims: list[list[TensorDigit]], inside: Digits, boundary: int) -> bool:
