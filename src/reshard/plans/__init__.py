@@ -1,6 +1,7 @@
 """Plans: checked chains of steps, and their text.
 
 plan.py          `Plan`, its figures, JSON
+chain_checks.py  what is refused as a plan
 moved_bytes.py   what its steps move
 least_bytes.py   the bound: what every plan must move
 options.py       what a plan has to keep to: network, basis, memory limit

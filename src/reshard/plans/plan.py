@@ -39,6 +39,7 @@ from reshard.checks import all_of, expect, shown
 from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
 from reshard.network import Cut, Transfers, best_cut, least_seconds, least_transfers, overlapped_spans, seconds_of
+from reshard.plans.chain_checks import check_chain, check_whole
 from reshard.plans.chrome_trace import chrome_trace, overlapped_trace
 from reshard.plans.least_bytes import LeastBytes
 from reshard.plans.mlir import write_sdy, write_shard
@@ -50,7 +51,7 @@ from reshard.plans.plan_record import differences, plan_fields, plan_record, rea
 from reshard.plans.table import blocks
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import Chain, ReshardWork, Share, Step, chain_through
+from reshard.steps import ReshardWork, Share, Step, chain_through
 from reshard.tables import bytes_text, plain
 
 CODE_ENGINES = ("jax", "torch")
@@ -90,59 +91,24 @@ class Plan(ReshardWork):
         expect(self.reshard, Reshard, "what a plan does")
         all_of(self.steps, Step, "the steps of a plan")
         expect(self.options, Options, "the options of a plan")
-        self._check_chain(self.steps)
+        check_chain(self.reshard, self.steps)
         for share in all_of(self.beside, Share, "the shares beside the steps of a plan"):
             all_of(share.steps, Step, "the steps of a share")
-            self._check_chain(share.steps)
+            check_chain(self.reshard, share.steps)
         if expect(self.parts, int, "the parts of a plan") < 1:
             raise ReshardError("bad-argument", f"{self.reshard} cannot be cut in {shown(self.parts)} parts")
         beside = [expect(share.parts, int, "the parts of a share") for share in self.beside]
         if min(beside, default=1) < 1 or sum(beside) >= self.parts:
             raise ReshardError("bad-argument", f"of {self.parts} parts {sum(beside)} cannot go through other steps")
         if self.whole != (0, 0):
-            self._check_whole()
+            check_whole(self.reshard, self.whole, self.shares)
+            _ = self.stretches
         elif self.parts != 1 and self.parting.unit % self.parts:
             runs = f"runs are of {self.parting.unit} elements"
             raise ReshardError("bad-argument", f"{self.reshard} cannot be cut in {self.parts} parts; {runs}")
         network = self.options.network
         seconds = None if network is None else tuple(seconds_of(step, network) for step in self.steps)
         object.__setattr__(self, "step_seconds", seconds)
-
-    def _check_whole(self) -> None:
-        """Refuse steps of the whole tensor that shares do not have alike, and parts between them that there are not."""
-        counts = all_of(self.whole, int, "the steps that the whole tensor takes")
-        if len(counts) != 2 or min(counts) < 0 or self.parts == 1:
-            raise ReshardError(
-                "bad-argument", f"{shown(counts)} steps before and after {self.parts} parts are no two counts"
-            )
-        first, last = counts
-        ends = {(steps[:first], steps[len(steps) - last :]) for steps, _ in self.shares if len(steps) > first + last}
-        if len(ends) != 1 or any(len(steps) <= first + last for steps, _ in self.shares):
-            raise ReshardError(
-                "bad-argument", f"the shares of {self.reshard} part before step {first + 1} or join after it"
-            )
-        _ = self.stretches
-
-    def _check_chain(self, steps: Chain) -> None:
-        """Refuse steps that do not lead from the source to the target."""
-        if len(steps) == 1 and steps[0].reshard is self.reshard:  # nearly every plan
-            return
-        reached = self.source
-        for number, step in enumerate(steps):
-            if (step.shape, step.dtype) != (self.shape, self.dtype):
-                raise ReshardError("broken-chain", f"step {number + 1} is for another shape or dtype than the plan")
-            if step.kept not in (None, self.source):
-                raise ReshardError(
-                    "broken-chain", f"step {number + 1} uses tiles of {step.kept}, which are not the plan's source"
-                )
-            if step.before != reached:
-                raise ReshardError(
-                    "broken-chain",
-                    f"step {number + 1} starts at {step.before.text()}, the one before ends at {reached.text()}",
-                )
-            reached = step.after
-        if reached != self.target and (steps or not self.source.is_equivalent_to(self.target, self.shape)):
-            raise ReshardError("broken-chain", f"the steps end at {reached}, not at {self.target}")
 
     @property
     def source(self) -> Sharding:
