@@ -62,16 +62,6 @@ def calibrate(
     ranks, tiles = participants.comm, dict[tuple[int, ...], Array]()
     guess = Network.of(mesh, {name: ("switch", 1e9, 1e-6) for name, _ in mesh.axes}, name="ranks")
 
-    def fastest(call: Callable[[], object], runs: int = RUNS) -> float:
-        """Seconds until all ranks, which begin together, have done it, in the fastest of some runs."""
-        shortest = float("inf")
-        for _ in range(runs):
-            ranks.Barrier()
-            begun = time.perf_counter()
-            call()
-            shortest = min(shortest, ranks.allreduce(time.perf_counter() - begun, MPI.MAX))
-        return shortest
-
     def time_exchange(_: int, n_bytes: int, pairs: Pairs) -> float:
         sent, room = np.zeros((2, n_bytes), np.uint8)
         receivers = [receiver for sender, receiver in pairs if sender == ranks.rank]
@@ -81,7 +71,7 @@ def calibrate(
             requests = [ranks.Irecv(room, sender) for room, sender in rooms]
             MPI.Request.Waitall([*requests, *(ranks.Isend(sent, receiver) for receiver in receivers)])
 
-        return fastest(exchange)
+        return _fastest(exchange, ranks)
 
     def tile_of(sharding: Sharding, shape: Sequence[int]) -> Array:
         """One that has been written, for that of memory never touched is found elsewhere."""
@@ -91,7 +81,7 @@ def calibrate(
     def time_chain(steps: Chain) -> float:
         plan = Plan(reshard_of_chain(steps), steps)
         tile = tile_of(plan.source, plan.shape)
-        return fastest(lambda: run(plan, tile, comm), WARM_RUNS)
+        return _fastest(lambda: run(plan, tile, comm), ranks, WARM_RUNS)
 
     def time_work(combine: Callable[[Array, Array], Array], side: int) -> float:
         square = np.zeros((side, side), np.float32)
@@ -100,7 +90,7 @@ def calibrate(
             for _ in range(TURNS):
                 combine(square, square)
 
-        return fastest(turns) / TURNS
+        return _fastest(turns, ranks) / TURNS
 
     network, fit = fitted_to_engine(guess, mesh, time_exchange, time_chain, sizes=sizes, repeats=repeats)
     return fitted_to_work(network, partial(time_work, np.matmul), partial(time_work, np.add)), fit
@@ -114,3 +104,14 @@ def calibrate_like(mesh: Mesh, *, repeats: int = 3) -> tuple[Network, Calibratio
     """
     calibrated = calibrate(mesh, repeats=repeats)
     return calibrated if MPI.COMM_WORLD.rank == 0 else None
+
+
+def _fastest(call: Callable[[], object], ranks: MPI.Intracomm, runs: int = RUNS) -> float:
+    """Seconds until all ranks, which begin together, have done it, in the fastest of some runs."""
+    shortest = float("inf")
+    for _ in range(runs):
+        ranks.Barrier()
+        begun = time.perf_counter()
+        call()
+        shortest = min(shortest, ranks.allreduce(time.perf_counter() - begun, MPI.MAX))
+    return shortest

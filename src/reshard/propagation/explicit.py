@@ -49,8 +49,7 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
     shardings = best.shardings
     whole_with = {block: operation for operation in program.operations for block in around(operation.block)}
     leaving: dict[Block | None, list[tuple[Operation, Value, Sharding, str]]] = {}
-    placing = PlacedSoFar(chooser, best, {value.name for value in program.values})
-    known: dict[tuple[int, int], tuple[list[Sharding], int]] = {}
+    placing = PlacedSoFar(chooser, net, best, {value.name for value in program.values})
     for operation, sharding, reason in zip(program.operations, shardings, reasons, strict=True):
         name = operation.result.name
         operands = [placing.places[operand] for operand in operation.operands]
@@ -65,33 +64,12 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
         elif operation.result.number in best.chains:
             result = placing.contracted(operation, best.chains[operation.result.number], operands, reason)
         else:
-            layout = best.layouts[operation.result.number]
-            calculation = net.calculations[operation.result.number]
-            alike = id(layout), id(calculation)
-            if alike not in known:
-                tensors = windowed(layout.pattern, calculation.reaches, layout.shardings, calculation.shapes)
-                parts = layout.largest_parts(calculation.label_sizes)
-                known[alike] = tensors, local_flops(calculation.stages, parts)
-            (*used, computed), flops = known[alike]
-            pairs = zip(operands, used, strict=True)
-            brought = [placing.brought(*pair, f"needed by {name}") for pair in pairs]
-            stays = computed == sharding
-            called, says = (name, reason) if stays else (placing.name(name), f"as {name} is computed")
-            if is_handed_on(operation, layout):
-                chain = HandingOn(placing, operation, layout)
-                value, flops = chain.result(brought[0], called, says), flops + chain.flops
-            else:
-                value = placing.add(operation, brought, called, computed, says)
-            result = value
-            trips = net.trip_counts(operation.result.number)[-1]
-            placing.work[value] = flops * trips
-            ends = list(zip(operation.values, (*used, computed), strict=True))
-            touched = sum(tile_bytes(*ends[place]) for place in net.fusion.touched(operation))
-            placing.touched[value] = touched * trips
-            if operation.name in LEAVING and not stays:
-                leaving.setdefault(operation.block, []).append((operation, value, sharding, reason))
-            elif not stays:
-                result = placing.moved(value, sharding, name, reason)
+            result = placing.computed(operation, operands, sharding, reason)
+            if placing.shardings[result] != sharding:
+                if operation.name in LEAVING:
+                    leaving.setdefault(operation.block, []).append((operation, result, sharding, reason))
+                else:
+                    result = placing.moved(result, sharding, name, reason)
         placing.places[operation.result] = result
         placing.numbers[result] = operation.result.number
         for block in around(operation.block):
@@ -110,8 +88,8 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
 class PlacedSoFar:
     """The operations of a placement, as far as they stand."""
 
-    def __init__(self, chooser: Chooser, best: Optimum, names: set[str]) -> None:
-        self.chooser, self.best = chooser, best
+    def __init__(self, chooser: Chooser, net: Net, best: Optimum, names: set[str]) -> None:
+        self.chooser, self.net, self.best = chooser, net, best
         self.names = names
         """Those of the program, and what was made up."""
         self.operations: list[Operation] = []
@@ -126,6 +104,8 @@ class PlacedSoFar:
         self.reasons: dict[str, str] = {}
         self.moves: dict[tuple[Value, Sharding], Value] = {}
         """What a reshard made, by its operand and its target."""
+        self._known: dict[tuple[int, int], tuple[list[Sharding], int]] = {}
+        """By layout and calculation, where a device's operands and result are, windows and all, and its operations."""
 
     def add(self, operation: Operation, operands: Sequence[Value], name: str, sharding: Sharding, reason: str) -> Value:
         """Let an operation stand here, on these operands; its result."""
@@ -158,6 +138,29 @@ class PlacedSoFar:
                 value = self.moved(value, target, name if is_last else self.name(name), reason if is_last else why)
             products[id(part)] = value
         return products[id(way)]
+
+    def computed(self, operation: Operation, operands: Sequence[Value], sharding: Sharding, reason: str) -> Value:
+        """Let an operation stand here as it was chosen to be computed; by its own name where that is its sharding."""
+        name, number = operation.result.name, operation.result.number
+        layout, calculation = self.best.layouts[number], self.net.calculations[number]
+        alike = id(layout), id(calculation)
+        if alike not in self._known:
+            tensors = windowed(layout.pattern, calculation.reaches, layout.shardings, calculation.shapes)
+            parts = layout.largest_parts(calculation.label_sizes)
+            self._known[alike] = tensors, local_flops(calculation.stages, parts)
+        (*used, output), flops = self._known[alike]
+        brought = [self.brought(*pair, f"needed by {name}") for pair in zip(operands, used, strict=True)]
+        called, says = (name, reason) if output == sharding else (self.name(name), f"as {name} is computed")
+        if is_handed_on(operation, layout):
+            chain = HandingOn(self, operation, layout)
+            value, flops = chain.result(brought[0], called, says), flops + chain.flops
+        else:
+            value = self.add(operation, brought, called, output, says)
+        trips = self.net.trip_counts(number)[-1]
+        self.work[value] = flops * trips
+        ends = list(zip(operation.values, (*used, output), strict=True))
+        self.touched[value] = sum(tile_bytes(*ends[place]) for place in self.net.fusion.touched(operation)) * trips
+        return value
 
     def moved(self, value: Value, target: Sharding, name: str, reason: str) -> Value:
         """A value in another sharding, by this name unless it was made before."""

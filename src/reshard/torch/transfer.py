@@ -40,7 +40,7 @@ from reshard.torch.checksums import check_arrival
 from reshard.torch.dtensor_specs import dtype_of
 from reshard.torch.handed_tensors import check_laid, check_strided, check_written
 from reshard.torch.under_way import DEPTH, UNDER_WAY, Bucket, Copies, TransferUnderWay
-from reshard.torch.world import current_world
+from reshard.torch.world import World, current_world
 
 Tensors = Mapping[str, torch.Tensor]
 MARK = "reshard_version"
@@ -141,15 +141,7 @@ def transfer(
     if world.rank not in plan.devices:
         nothing = TransferUnderWay([], Copies([], []), dict.fromkeys(plan.names, -1), dict, None)
         return nothing if async_op else {}
-    try:
-        if UNDER_WAY:
-            raise ReshardError("bad-argument", "a transfer is still under way; wait for it before the next")
-        with torch.no_grad():
-            local = _prepared(state_dict, plan, out, world.rank)
-    except Exception as error:  # whatever it is, the others are not to wait for this rank
-        if len(plan.devices) > 1:
-            world.agreement.refuse(plan.devices, f"{getattr(error, 'code', type(error).__name__)}: {error}")
-        raise
+    local = _prepared_or_refused(state_dict, plan, out, world)
     words = f"version {version} of the model by plan {plan.digest[:8]}{', verified' if verify else ''}"
     statement = Statement(plan.devices, digest_of(plan.digest, version, verify), words)
     casting, uncasting = local.casts
@@ -186,6 +178,19 @@ def _local(tensor: Any) -> torch.Tensor:
     """A tensor itself, or the local one of a DTensor."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
+
+
+def _prepared_or_refused(state_dict: Tensors, plan: ModelPlan, out: Tensors | None, world: World) -> LocalTransfer:
+    """What to do; where that is nothing, the other ranks of the plan are told why before the error is raised."""
+    try:
+        if UNDER_WAY:
+            raise ReshardError("bad-argument", "a transfer is still under way; wait for it before the next")
+        with torch.no_grad():
+            return _prepared(state_dict, plan, out, world.rank)
+    except Exception as error:  # whatever it is, the others are not to wait for this rank
+        if len(plan.devices) > 1:
+            world.agreement.refuse(plan.devices, f"{getattr(error, 'code', type(error).__name__)}: {error}")
+        raise
 
 
 def _prepared(state_dict: Tensors, plan: ModelPlan, out: Tensors | None, rank: int) -> LocalTransfer:
