@@ -19,6 +19,8 @@ LIMIT = 2**62
 """Sizes, element counts and byte counts must stay below this: sums of two fit a signed 64-bit integer."""
 LISTABLE = 2**24
 """Longer lists are refused before they are made."""
+CHECKS = ("first", "always", "never")
+"""When ranks compare what they are about to do: at the first call of each kind, at every call, or not at all."""
 _NOUNS: dict[type, str] = {str: "string", int: "integer", bool: "truth value", dict: "dictionary"}
 
 
@@ -127,3 +129,13 @@ def checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
         if size >= LIMIT:
             raise ReshardError("too-large", f"dim {dim} has size {shown(size)}; it must be below 2**62")
     return sizes
+
+
+def check_mode(mode: str) -> None:
+    """Refuse what is none of `CHECKS`.
+
+    Raises:
+        ReshardError: `bad-argument`.
+    """
+    if mode not in CHECKS:
+        raise ReshardError("bad-argument", f"check must be one of {', '.join(CHECKS)}, got: {shown(mode)}")

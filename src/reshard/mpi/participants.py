@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 from reshard.checks import shown
 from reshard.errors import ReshardError
 
-CHECKS = ("first", "always", "never")
-"""When ranks compare what they are about to do: at the first call of each kind, at every call, or not at all."""
 CAPACITY = 256
 """How many kinds of call are kept for a set of ranks."""
 MOST_ROOM_BYTES = 2**26
@@ -234,13 +232,3 @@ def forget() -> None:
         for comm in _WORLDS:
             comm.Delete_attr(_KEY)
     _WORLDS.clear()
-
-
-def check_mode(mode: str) -> None:
-    """Refuse what is none of `CHECKS`.
-
-    Raises:
-        ReshardError: `bad-argument`.
-    """
-    if mode not in CHECKS:
-        raise ReshardError("bad-argument", f"check must be one of {', '.join(CHECKS)}, got: {shown(mode)}")

@@ -13,11 +13,11 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.array_tiles import Array, holds, plain
-from reshard.checks import expect
+from reshard.checks import check_mode, expect
 from reshard.dtypes import DType, dtype_named, value_dtype
 from reshard.errors import ReshardError
 from reshard.mpi.local_moves import RankPlan
-from reshard.mpi.participants import NO_TILE, check_mode, participants_of
+from reshard.mpi.participants import NO_TILE, participants_of
 from reshard.mpi.shared_tiles import number_of, reading
 from reshard.planner import plan as make_plan
 from reshard.plans import Plan

@@ -27,11 +27,8 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from reshard.checks import shown
 from reshard.errors import ReshardError
 
-CHECKS = ("first", "always", "never")
-"""When ranks compare what they are about to do: at the first call of each kind, at every call, or not at all."""
 AGREED = "agreed"
 ABSENT = "absent: "
 """What a verdict begins with where a rank did not come."""
@@ -51,16 +48,6 @@ class Statement(NamedTuple):
 def digest_of(*parts: Any) -> str:
     """A short name for the parts, the same in every process."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
-
-
-def check_mode(mode: str) -> None:
-    """Refuse what is none of `CHECKS`.
-
-    Raises:
-        ReshardError: `bad-argument`.
-    """
-    if mode not in CHECKS:
-        raise ReshardError("bad-argument", f"check must be one of {', '.join(CHECKS)}, got: {shown(mode)}")
 
 
 class Agreement:

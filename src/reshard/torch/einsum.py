@@ -15,11 +15,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from reshard.checks import expect, shown
+from reshard.checks import check_mode, expect, shown
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.operations.pattern import Pattern
-from reshard.torch.agreement import check_mode, digest_of
+from reshard.torch.agreement import digest_of
 from reshard.torch.dtensor_specs import AnyPlacements, as_key, mesh_of
 from reshard.torch.einsum_operator import einsum_traced, specs_in_graph
 from reshard.torch.graph_operator import keep_named, named, refuse_traced

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from reshard.checks import shown
+from reshard.checks import check_mode, shown
 from reshard.errors import ReshardError
 from reshard.planner import plan as make_plan
 from reshard.sharding import Sharding
 from reshard.tile import Span, Tile
 from reshard.tiling import Tiling
-from reshard.torch.agreement import Statement, check_mode, digest_of
+from reshard.torch.agreement import Statement, digest_of
 from reshard.torch.dtensor_specs import dtype_of, mesh_of, sharding_of
 from reshard.torch.graph_operator import is_traced
 from reshard.torch.local_plan import LocalPlan, local_plan

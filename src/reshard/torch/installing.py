@@ -31,8 +31,8 @@ from torch.distributed.tensor import Partial, Placement, Replicate
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._debug_mode import get_active_debug_mode
 
+from reshard.checks import check_mode
 from reshard.errors import ReshardError
-from reshard.torch.agreement import check_mode
 from reshard.torch.dtensor_specs import spelled_out
 from reshard.torch.graph_operator import exchanged_in_graph, is_traced
 from reshard.torch.redistribute import EagerCall, Memory

@@ -15,10 +15,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from reshard.checks import expect, shown
+from reshard.checks import check_mode, expect, shown
 from reshard.errors import ReshardError
 from reshard.plans import Plan
-from reshard.torch.agreement import check_mode
 from reshard.torch.graph_operator import is_traced, refuse_traced, run_traced
 from reshard.torch.redistribute import NEVER_TRACED, EagerCall, Memory
 from reshard.torch.redistribution import redistribution_of_plan

@@ -18,10 +18,9 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from reshard.checks import expect, shown
+from reshard.checks import check_mode, expect, shown
 from reshard.errors import ReshardError
 from reshard.plans import Options
-from reshard.torch.agreement import check_mode
 from reshard.torch.dtensor_specs import AnyPlacements, gradient_placements, meta_of, of_dtype
 from reshard.torch.graph_operator import is_traced, redistribute_traced
 from reshard.torch.lifting import ends_of

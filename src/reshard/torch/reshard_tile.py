@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from reshard.checks import checked_shape, expect
+from reshard.checks import check_mode, checked_shape, expect
 from reshard.errors import ReshardError
 from reshard.planner import plan as make_plan
 from reshard.sharding import Sharding
-from reshard.torch.agreement import Statement, check_mode, digest_of
+from reshard.torch.agreement import Statement, digest_of
 from reshard.torch.dtensor_specs import dtype_of
 from reshard.torch.local_plan import LocalPlan, local_plan
 from reshard.torch.world import World, current_world
