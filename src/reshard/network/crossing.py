@@ -137,28 +137,16 @@ class Holding:
         Args:
             chosen: a row for each choice, by position.
         """
-        return _unpacked(self._packed(chosen), len(chosen))
+        rows_last = np.ascontiguousarray(np.moveaxis(self.packed(chosen), 0, -1))
+        return np.unpackbits(rows_last, axis=-1, count=len(chosen)).view(np.bool_)
 
-    def all_of(self, chosen: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Of which cells they have all values that are combined, by cell and row.
-
-        Args:
-            chosen: a row for each choice, by position.
-        """
-        return _unpacked(np.bitwise_and.reduce(self._packed(chosen), axis=1), len(chosen))
-
-    def _packed(self, chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    def packed(self, chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
         """What `any_of` says, eight rows in a byte, by these, value and cell."""
         has = np.bitwise_or.reduce(np.packbits(chosen, axis=0)[:, self.devices], axis=-1)
         for axis, shards in enumerate(self.shards, 3):
             has = np.concatenate([has, np.zeros_like(has.take([0], axis))], axis)  # the last, -1, is no shard
             has = reduce(np.bitwise_or, (has.take(each, axis) for each in shards))
         return np.asarray(has.reshape(*has.shape[:2], -1))
-
-
-def _unpacked(bits: NDArray[np.uint8], rows: int) -> NDArray[np.bool_]:
-    """So many rows, eight in a byte of the first dim, as the last dim."""
-    return np.unpackbits(np.moveaxis(bits, 0, -1), axis=-1, count=rows).view(np.bool_)
 
 
 @dataclass(frozen=True)
@@ -420,7 +408,17 @@ def crossing_by_boxes(sides: Sides, network: Network, members: Members) -> Cross
     crossing = []
     for comes_in in (True, False):
         holding, wanting = (rows if comes_in else ~rows for rows in inside)
-        lacking = sides.wanted.any_of(wanting)[0] & ~sides.held.all_of(holding)
-        missing = np.einsum("cn,c->n", lacking, sides.cell_bytes)  # without an integer for each truth value
+        has_all = np.bitwise_and.reduce(sides.held.packed(holding), axis=1)
+        missing = _summed_by_row(sides.wanted.packed(wanting)[:, 0] & ~has_all, sides.cell_bytes)[: len(wanting)]
         crossing.append(missing.reshape([len(rows) for rows in members]))
     return np.array(crossing)
+
+
+def _summed_by_row(bits: NDArray[np.uint8], weights: Positions) -> Positions:
+    """Per row, eight in a byte, the sum of the weights of its columns.
+
+    >>> _summed_by_row(np.packbits([[1, 0, 1], [0, 1, 1]], axis=0), np.array([1, 10, 100]))[:2]
+    array([101, 110])
+    """
+    every = [np.einsum("nc,c->n", bits & (128 >> bit) != 0, weights) for bit in range(8)]  # no integer for each truth
+    return np.stack(every, axis=-1).reshape(-1)
