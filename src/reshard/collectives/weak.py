@@ -75,9 +75,7 @@ def node_count(classes: Sequence[tuple[int, int]], ndim: int) -> int:
 @lru_cache(8)
 def weak_graph(devices: int, classes: tuple[tuple[int, int], ...], ndim: int) -> WeakGraph:
     """The graph of so many devices, of which digits of these sizes may cut so many dims."""
-    per_class = [
-        [row for row in itertools.product(range(count + 1), repeat=ndim) if sum(row) <= count] for _, count in classes
-    ]
+    per_class = [_shares(count, ndim) for _, count in classes]
     rows = [tuple(counts[dim] for dim in range(ndim) for counts in chosen) for chosen in itertools.product(*per_class)]
     nodes = np.array(rows, dtype=np.int64).reshape(len(rows), ndim * len(classes))
     sizes = np.array([size for size, _ in classes], dtype=np.int64)
@@ -85,6 +83,16 @@ def weak_graph(devices: int, classes: tuple[tuple[int, int], ...], ndim: int) ->
     units = devices * devices // parts.prod(axis=1, dtype=np.int64)
     costs = _costs(nodes.reshape(len(rows), ndim, len(classes)), sizes, units)
     return WeakGraph(classes, ndim, nodes, {row: i for i, row in enumerate(rows)}, parts, units, costs)
+
+
+def _shares(count: int, ndim: int) -> list[tuple[int, ...]]:
+    """How many of so many digits may cut each dim, in order: bars among the digits part the dims, and what is left.
+
+    >>> _shares(2, 2)
+    [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)]
+    """
+    bars = itertools.combinations(range(count + ndim), ndim)
+    return [tuple(after - before - 1 for before, after in itertools.pairwise((-1, *row))) for row in bars]
 
 
 def _costs(nodes: Numbers, sizes: Numbers, units: Numbers) -> Numbers:
