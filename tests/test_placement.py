@@ -536,3 +536,36 @@ def test_guessed_seconds_of_reshards_are_no_more_than_they_take(axes: dict[str, 
         missed["bound"] += taken - bound[source, target]
         missed["guess"] += taken - guess[source, target]
     assert missed["guess"] <= (most + 1e-9) * missed["bound"]
+
+
+@pytest.mark.parametrize("axes", [{"x": 2, "y": 4}, {"a": 2, "b": 2, "c": 2}])
+def test_guessed_bytes_of_values_that_are_combined_and_go_from_dim_to_dim(axes: dict[str, int]) -> None:
+    pieces = Pieces(Mesh.of(**axes), [])
+    options = Options(pieces, (8, 8, 8), waiting=range(len(pieces.all)))
+    bound = options.received()
+    guess = options.in_steps(bound + options.carried_besides())
+    waits = [{*option.unreduced} for option in options.all]
+    pairs = [pair for pair in product(range(len(waits)), repeat=2) if waits[pair[1]] < waits[pair[0]]]
+    sums = {"taken": 0.0, "bound": 0.0, "guess": 0.0}
+    for source, target in random.Random(0).sample(pairs, 100):
+        ends = (pieces.sharding(options.all[number], "sum", "ceil") for number in (source, target))
+        taken = plan(*ends, (8, 8, 8), "int8").received_bytes
+        assert bound[source, target] <= guess[source, target] <= taken
+        for name, count in (("taken", taken), ("bound", bound[source, target]), ("guess", guess[source, target])):
+            sums[name] += count
+    assert sums["bound"] >= 0.9 * sums["taken"]
+    assert sums["guess"] >= 0.998 * sums["taken"]
+
+
+def test_gates_on_many_qubits_are_proved() -> None:
+    """Pairs of dims of a state of eight are changed in turn: many reshards are alike, of which none is thought less."""
+    program = Program(Mesh.of(a=2, b=2, c=2))
+    labels = [f"d{dim}" for dim in range(8)]
+    x = program.input("x", (2,) * 8, "float32", Sharding.of(program.mesh, "a", "b", "c", *[None] * 5))
+    for first in range(7):
+        gate = program.input(f"gate{first}", (2,) * 4, "float32", Sharding.of(program.mesh, "b", "c", None, None))
+        changed = [*labels[:first], "p", "q", *labels[first + 2 :]]
+        ends = " ".join(("p", "q", *labels[first : first + 2]))
+        x = program.op(f"{' '.join(labels)}, {ends} -> {' '.join(changed)}", x, gate)
+    program.output(x)
+    assert program.propagate().is_proved

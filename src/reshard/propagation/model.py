@@ -391,9 +391,11 @@ class Model:
         network = self.goal.network
         return options.received() * itemsize if network is None else options.seconds(network, itemsize)
 
-    def _waits(self, options: Options, itemsize: int) -> Costs | float:
+    def _waits(self, options: Options, itemsize: int) -> Costs:
         """What reshards between options cost besides the least, as far as is known before the planner is asked."""
-        return 0.0 if self.goal.network is None else options.waits(self.goal.network, itemsize)
+        if self.goal.network is None:
+            return options.carried_besides() * itemsize
+        return options.waits(self.goal.network, itemsize)
 
     def sharding(self, number: int, option: int, wanted: Options | None = None) -> Sharding:
         """An option as the sharding of a value, as it was given where it was."""

@@ -326,7 +326,8 @@ class Options:
 
         What a device lacks is its tile less what it has of it: in each dim the shorter side where one list of pieces
         begins the other, else nothing on some device; that of the first device where a dim is cut unevenly.
-        Values of p classes that are combined take R + p - 2 transfers, where R devices want each.
+        Values of p classes that are combined take R + p - 2 transfers, where R devices want each, and one more where
+        none of these has any of them: all but one part in n are such where a piece of n goes from one dim to another.
         Where a value becomes unreduced along a piece that cuts it, each device gives its own part, and zeros elsewhere.
         Infinite where it does while it is combined along another piece, which is not of the space.
 
@@ -346,12 +347,12 @@ class Options:
             tile *= side[which]
         nested |= ~(self.is_even[:, None] & self.is_even[None, :])
         received = tile[None, :] - np.where(nested, overlap, 0.0)
-        kinds: dict[frozenset[int], int] = {}
-        which = np.array([kinds.setdefault(counted.intersection(each.unreduced), len(kinds)) for each in self.all])
+        kinds, which = self._kinds(counted)
         if len(kinds) > 1:
             lost, kept, gained = self._waits_of(list(kinds), which)
             size = self.pieces.count(counted)
-            share = np.where(self.is_even[None, :], (lost - 2) * prod(self.shape) * kept / size, 0.0)
+            apart = np.where(self.is_even[:, None] & self.is_even, 1 - 1 / self._sizes_carried(counted)[0], 0.0)
+            share = np.where(self.is_even[None, :], (lost - 2 + apart) * prod(self.shape) * kept / size, 0.0)
             combined = tile[None, :] + np.maximum(share, 0.0)
             received = np.where(lost > 1, np.where(gained > 1, np.inf, combined), received)
             for wait, column in kinds.items():
@@ -363,6 +364,38 @@ class Options:
         foreign = [number for number, option in enumerate(self.all) if option.sharding is not None]
         received[foreign], received[:, foreign] = 0.0, 0.0
         return np.asarray(received)
+
+    def carried_besides(self) -> Costs:
+        """Per pair of options, elements that a device receives besides, as far as is known before any is planned.
+
+        Of values that are combined, where several pieces go from dim to dim: each of them leaves one part in n to
+        devices that have some, and they do so one by one unless they change places.
+        """
+        everything = range(len(self.pieces.all))
+        kinds, which = self._kinds(frozenset(everything))
+        if len(kinds) < 2:
+            return np.zeros((len(self.all), len(self.all)))
+        lost, kept, gained = self._waits_of(list(kinds), which)
+        is_combined = (lost > 1) & (gained == 1) & self.is_even[:, None] & self.is_even
+        largest, product = self._sizes_carried(everything)
+        share = (1 / largest - 1 / product) * prod(self.shape) * kept / self.pieces.count(everything)
+        return np.where(is_combined, share, 0.0)
+
+    def _kinds(self, counted: frozenset[int]) -> tuple[dict[frozenset[int], int], Numbers]:
+        """The sets of pieces along which values wait, numbered, and which of them each option has."""
+        kinds: dict[frozenset[int], int] = {}
+        which = [kinds.setdefault(counted.intersection(each.unreduced), len(kinds)) for each in self.all]
+        return kinds, np.array(which)
+
+    def _sizes_carried(self, counted: Iterable[int]) -> tuple[Costs, Costs]:
+        """Per pair of options the size of the largest piece that goes from one dim to another, and of all of them."""
+        largest, product = np.ones((2, len(self.all), len(self.all)))
+        for piece in counted:
+            doing, size = self.doing[:, piece], float(self.pieces.sizes[piece])
+            cuts = (doing > 0) & (doing < self.roles - 1)
+            carried = np.where(cuts[:, None] & cuts & (doing[:, None] != doing), size, 1.0)
+            largest, product = np.maximum(largest, carried), product * carried
+        return largest, product
 
     def _waits_of(self, kinds: Sequence[frozenset[int]], which: Numbers) -> tuple[Costs, Costs, Costs]:
         """Per pair of options the sizes of the pieces along which both values wait, only the first, only the second.
