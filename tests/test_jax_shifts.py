@@ -161,13 +161,22 @@ def chained(x: Any) -> Any:
     return x
 
 
+def counted(x: Any) -> Any:
+    """Rows by numbers that so many steps make of counts: the next ones in the end."""
+    places = jnp.arange(len(x))
+    for _ in range(199):
+        places = (places + 7) % len(x)
+    return x[places]
+
+
 @pytest.mark.parametrize(
     "function",
     [
         lambda x: x.at[1:-1].set(chained(x[2:] + x[:-2])),
         lambda x: jnp.flip(chained(jnp.cumsum(jnp.flip(x, 0), 0) * 0.01), 0),
+        counted,
     ],
-    ids=["stencil", "turned"],
+    ids=["stencil", "turned", "counted"],
 )
 def test_chains_of_hundreds_of_operations(function: Any) -> None:
     mesh = jax.make_mesh((4,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4])

@@ -176,17 +176,40 @@ class KnownPlaces:
 
     def number(self, atom: Any) -> Any:
         """The integers that a value is, where nothing that is given has a say in them; else None."""
+        pending = [atom]
+        while pending:
+            maker, unknown = self._unknown_for(pending[-1])
+            if unknown:
+                pending += unknown
+                continue
+            told = pending.pop()
+            if maker is not None:
+                self.numbers[told] = None
+                inside = [self._known(source) for source in maker.invars]
+                if all(value is not None for value in inside):
+                    self.numbers.update(zip(maker.outvars, numbers_of(maker, inside), strict=True))
+        return self._known(atom)
+
+    def _unknown_for(self, atom: Any) -> tuple[Any, list[Any]]:
+        """The equation that tells what a value is, unless that is known, and what must be known before."""
+        if self._is_told(atom):
+            return None, []
+        maker = self.makers.get(atom)
+        if maker is None or not _is_small(maker, self.most):
+            self.numbers[atom] = None
+            return None, []
+        return maker, [source for source in maker.invars if not self._is_told(source)]
+
+    def _is_told(self, atom: Any) -> bool:
+        """Whether nothing is left to be worked out of a value."""
+        return isinstance(atom, Literal) or atom in self.constants or atom in self.numbers
+
+    def _known(self, atom: Any) -> Any:
+        """The integers that a value is of which nothing is left to be worked out; None where they are not known."""
         if isinstance(atom, Literal):
             return literal_array(atom)
         if atom in self.constants:
             return np.asarray(self.constants[atom]) if _are_numbers(atom.aval, self.most) else None
-        if atom not in self.numbers:
-            self.numbers[atom] = None
-            maker = self.makers.get(atom)
-            if maker is not None and _is_small(maker, self.most):
-                inside = [self.number(source) for source in maker.invars]
-                if all(value is not None for value in inside):
-                    self.numbers.update(zip(maker.outvars, numbers_of(maker, inside), strict=True))
         return self.numbers[atom]
 
     def _gather(self, equation: Any) -> Any:
