@@ -110,6 +110,17 @@ def test_small_values_are_combined_in_half_the_messages() -> None:
     assert all(step.near != 1 for step in limited.steps)
 
 
+def test_uneven_sums_on_axes_astride_of_hosts_are_planned() -> None:
+    """Axes of 6, 4 and 12 on hosts of 72 devices: the larger tensor goes by a mesh of hosts, and is scattered there."""
+    mesh = Mesh.of(a=6, b=4, c=12)
+    source, target = Sharding.of(mesh, None, None, unreduced=("a", "b", "c")), Sharding.of(mesh, "c", ("a", "b"))
+    made = plan(source, target, (27099, 67838), "bf16", network="gb200-nvl72-4x72")
+    assert made.lower_bound_seconds is not None
+    assert made.seconds is not None
+    assert made.lower_bound_seconds <= made.seconds <= 1.3 * made.lower_bound_seconds
+
+
+
 @pytest.mark.parametrize("name", ["h100-2x4", "tpu-v5e-4x4", "tpu-v5p-4x4x4"])
 def test_no_sum_is_sooner_in_place_and_then_moved(name: str) -> None:
     """A third sharding, that of the source with all summed, makes nothing cheaper."""

@@ -87,7 +87,8 @@ def combined_apart(steps: Chain) -> Chain:
     apart: list[Step] = []
     for step in steps:
         combined = becomes_unreduced(step.after, step.before)
-        scattered = _scattered(step, combined) if combined and not step.after.is_woven else None
+        may_scatter = combined and not step.after.is_woven and step.before.mesh == step.after.mesh
+        scattered = _scattered(step, combined) if may_scatter else None
         apart += [step] if scattered is None else chain_through(step.reshard, scattered)
     return tuple(apart)
 
