@@ -120,7 +120,6 @@ def test_uneven_sums_on_axes_astride_of_hosts_are_planned() -> None:
     assert made.lower_bound_seconds <= made.seconds <= 1.3 * made.lower_bound_seconds
 
 
-
 @pytest.mark.parametrize("name", ["h100-2x4", "tpu-v5e-4x4", "tpu-v5p-4x4x4"])
 def test_no_sum_is_sooner_in_place_and_then_moved(name: str) -> None:
     """A third sharding, that of the source with all summed, makes nothing cheaper."""
