@@ -49,6 +49,15 @@ from reshard.refinement import Cuts, Refinement, refine
 from reshard.tiling import Tiling
 
 
+class _Flows(NamedTuple):
+    """What goes from one position to another, and how often it has gone on by then."""
+
+    senders: Positions
+    receivers: Positions
+    elements: Positions
+    rounds: Positions
+
+
 class _Rows(NamedTuple):
     """Pieces of one box on every ring of a kind: what stays, then what goes to neighbours."""
 
@@ -373,17 +382,29 @@ class RingExchange(Exchange):
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         """As of `Exchange`: what goes from neighbour to neighbour, in all hops."""
-        return self._traffic_of(self.table().rounds > 0)
+        return self._traffic_of(self._flows.rounds > 0)
 
     def traffic_of_hops(self) -> list[tuple[Positions, Positions, Positions]]:
         """Per hop, what goes to neighbours: as `traffic`, of each pair of devices together."""
-        return [self._traffic_of(self.table().rounds == hop + 1) for hop in range(self.hops)]
+        return [self._traffic_of(self._flows.rounds == hop + 1) for hop in range(self.hops)]
+
+    @cached_property
+    def _flows(self) -> _Flows:
+        """What goes along all rings, all boxes of a piece together."""
+        columns = []
+        for rows, firsts in self._rings:
+            elements = self._elements(rows, firsts)
+            row, ring = elements.nonzero()
+            senders, receivers = (firsts[ring] + self._along[places[row]] for places in (rows.senders, rows.receivers))
+            columns.append((senders, receivers, elements[row, ring], rows.rounds[row]))
+        return _Flows(*map(np.concatenate, zip(*columns, strict=True)))
 
     def _traffic_of(self, chosen: Flags) -> tuple[Positions, Positions, Positions]:
-        table, size = self.table(), self.source.mesh.size
-        pairs, numbers = np.unique(table.senders[chosen] * size + table.receivers[chosen], return_inverse=True)
+        size = self.source.mesh.size
+        senders, receivers, moved = (column[chosen] for column in self._flows[:3])
+        pairs, numbers = np.unique(senders * size + receivers, return_inverse=True)
         elements = np.zeros(len(pairs), dtype=np.int64)
-        np.add.at(elements, numbers, table.elements[chosen])
+        np.add.at(elements, numbers, moved)
         senders, receivers = np.divmod(pairs, size)
         return self.source.mesh.device_array[senders], self.target.mesh.device_array[receivers], elements
 
