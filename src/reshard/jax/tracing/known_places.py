@@ -43,6 +43,7 @@ from reshard.jax.tracing.joined_parts import Part, Piece, alike, making, part_of
 from reshard.jax.tracing.known_rows import MOST_SIDES, rows, sides
 from reshard.jax.tracing.turning import Turning
 from reshard.operations.pattern import Shape
+from reshard.operations.sources import sources_first
 
 MOST_NUMBERS = 1 << 16
 """More numbers are not worked out."""
@@ -176,29 +177,24 @@ class KnownPlaces:
 
     def number(self, atom: Any) -> Any:
         """The integers that a value is, where nothing that is given has a say in them; else None."""
-        pending = [atom]
-        while pending:
-            maker, unknown = self._unknown_for(pending[-1])
-            if unknown:
-                pending += unknown
-                continue
-            told = pending.pop()
-            if maker is not None:
-                self.numbers[told] = None
-                inside = [self._known(source) for source in maker.invars]
-                if all(value is not None for value in inside):
+        if not self._is_told(atom):
+            for each in sources_first(atom, self.numbers, self._sources):
+                self.numbers[each] = None
+                sources = self._sources_in(each)
+                inside = [self._known(source) for source in sources or ()]
+                if sources is not None and all(value is not None for value in inside):
+                    maker = self.makers[each]
                     self.numbers.update(zip(maker.outvars, numbers_of(maker, inside), strict=True))
         return self._known(atom)
 
-    def _unknown_for(self, atom: Any) -> tuple[Any, list[Any]]:
-        """The equation that tells what a value is, unless that is known, and what must be known before."""
-        if self._is_told(atom):
-            return None, []
+    def _sources_in(self, atom: Any) -> Sequence[Any] | None:
+        """The values of which one may be worked out; None where it may not."""
         maker = self.makers.get(atom)
-        if maker is None or not _is_small(maker, self.most):
-            self.numbers[atom] = None
-            return None, []
-        return maker, [source for source in maker.invars if not self._is_told(source)]
+        return None if maker is None or not _is_small(maker, self.most) else maker.invars
+
+    def _sources(self, atom: Any) -> list[Any]:
+        """Those of them that must be worked out before."""
+        return [source for source in self._sources_in(atom) or () if not self._is_told(source)]
 
     def _is_told(self, atom: Any) -> bool:
         """Whether nothing is left to be worked out of a value."""
