@@ -21,7 +21,7 @@ from test_jax_programs import is_shared  # noqa: E402
 import reshard as rs  # noqa: E402
 from reshard.jax import trace  # noqa: E402
 from reshard.network import Network  # noqa: E402
-from reshard.propagation.space import Options  # noqa: E402
+from reshard.propagation import message_waits  # noqa: E402
 
 pytestmark = pytest.mark.engine
 
@@ -408,7 +408,7 @@ def test_a_residual_step_in_seconds_is_no_dearer_than_where_all_goes_by_the_batc
 ) -> None:
     """What the search guesses too low it takes until the planner has said so of all: here exchanges of 8 devices."""
     if not knows_exchanges:  # of one message
-        monkeypatch.setattr(Options, "_uncut", lambda options, _: np.ones((len(options.all),) * 2))
+        monkeypatch.setattr(message_waits, "_uncut", lambda options, _: np.ones((len(options.all),) * 2))
     mesh = rs.Mesh.of(data=8)
     network = Network.of(rs.Mesh.of(device=8), {"device": ("switch", 3e9, 20e-6)}, flops=20e9, memory_bandwidth=10e9)
     channels = itertools.pairwise((3, 8, 16, 32))

@@ -25,6 +25,7 @@ from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual
 from reshard.propagation.elimination import End, Link, eliminate
 from reshard.propagation.fixpoint import Net
+from reshard.propagation.message_waits import waits
 from reshard.propagation.messages import Messages
 from reshard.propagation.model import Model
 from reshard.propagation.optimum import MOST_PASSED, optimum
@@ -524,7 +525,7 @@ def test_guessed_seconds_of_reshards_are_no_more_than_they_take(axes: dict[str, 
     pieces = Pieces(mesh, [])
     options = Options(pieces, (8, 8), waiting=range(len(pieces.all)))
     bound = options.seconds(network, 4)
-    guess = options.in_steps(bound + options.waits(network, 4))
+    guess = options.in_steps(bound + waits(options, network, 4))
     rng = random.Random(0)
     missed = {"bound": 0.0, "guess": 0.0}
     pairs = [pair for pair in product(range(len(options.all)), repeat=2) if bound[pair] < np.inf]

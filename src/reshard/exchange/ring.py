@@ -27,7 +27,7 @@ what 1 holds beside it, and 0 two hops away; half comes each way, the second by 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -202,6 +202,11 @@ class RingExchange(Exchange):
             corners.append(starts)
         return list(zip(*corners, strict=True))
 
+    def _begins(self, units: Positions, positions: Positions) -> Iterator[Positions]:
+        """Per dim where boxes begin, some of them behind the end of the tensor: by unit, ring and box of one unit."""
+        for of_unit, of_ring, apart in self._corners(positions):
+            yield of_unit[units][:, None, None] + of_ring[:, None] + apart
+
     def _grid(self, rows: _Rows, positions: Positions) -> tuple[int, int, int]:
         """How many rows, rings and boxes of one unit there are.
 
@@ -218,16 +223,14 @@ class RingExchange(Exchange):
         lengths, shape = self.common.lengths, self.target.shape
         grid = self._grid(rows, positions)
         starts, stops = np.zeros((2, len(shape), *grid), dtype=np.int64)
-        for dim, (of_unit, of_ring, apart) in enumerate(self._corners(positions)):
-            begins = of_unit[rows.unit][:, None, None] + of_ring[:, None] + apart
+        for dim, begins in enumerate(self._begins(rows.unit, positions)):
             starts[dim] = np.minimum(begins, shape[dim])
             stops[dim] = np.minimum(begins + lengths[dim], shape[dim])
         if len(shape):  # a share of a box is cut across its longest dim
             across = (stops - starts).argmax(axis=0)[None]
             first, last = (np.take_along_axis(ends, across, axis=0) for ends in (starts, stops))
             for ends, bound in zip((starts, stops), (rows.low, rows.high), strict=True):
-                cut = first + np.floor((last - first) * bound[:, None, None] + 0.5).astype(np.int64)
-                np.put_along_axis(ends, across, cut, axis=0)
+                np.put_along_axis(ends, across, first + _cut_at(last - first, bound), axis=0)
         row, ring, box = np.nonzero((starts < stops).all(axis=0))
         senders, receivers = (positions[ring] + self._along[places[row]] for places in (rows.senders, rows.receivers))
         starts, stops = (ends[:, row, ring, box] for ends in (starts, stops))
@@ -241,19 +244,17 @@ class RingExchange(Exchange):
         """
         self._grid(rows, positions)
         first_of, row = rows.alike()
-        unit, low, high = (column[first_of] for column in (rows.unit, rows.low, rows.high))
+        unit, low, high = rows.unit[first_of], rows.low[first_of], rows.high[first_of]
         elements = np.ones((len(unit), len(positions), prod(self.common.loose_sizes)), dtype=np.int64)
         longest = np.ones_like(elements)
-        for (of_unit, of_ring, apart), length, size in zip(
-            self._corners(positions), self.common.lengths, self.target.shape, strict=True
+        for begins, length, size in zip(
+            self._begins(unit, positions), self.common.lengths, self.target.shape, strict=True
         ):
-            begins = of_unit[unit][:, None, None] + of_ring[:, None] + apart
             sizes = np.clip(size - begins, 0, length)
             elements *= sizes
             np.maximum(longest, sizes, out=longest)
         if self.target.shape:  # a share of a box is cut across its longest dim
-            first, last = (np.floor(longest * bound[:, None, None] + 0.5).astype(np.int64) for bound in (low, high))
-            elements = elements // longest * (last - first)
+            elements = elements // longest * (_cut_at(longest, high) - _cut_at(longest, low))
         return np.asarray(elements.sum(axis=-1)[row])
 
     @cached_property
@@ -407,6 +408,11 @@ class RingExchange(Exchange):
         np.add.at(elements, numbers, moved)
         senders, receivers = np.divmod(pairs, size)
         return self.source.mesh.device_array[senders], self.target.mesh.device_array[receivers], elements
+
+
+def _cut_at(sizes: Positions, bounds: Floats) -> Positions:
+    """How many of the elements of boxes, by row, ring and box, lie before a part of them, by row."""
+    return np.floor(sizes * bounds[:, None, None] + 0.5).astype(np.int64)
 
 
 def around(source: Tiling, target: Tiling, ring: Digit, kept: Tiling | None = None) -> RingExchange:

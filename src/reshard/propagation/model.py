@@ -36,6 +36,7 @@ from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.graph import first_alike
 from reshard.propagation.handing_on import handed_label, with_handing_on
 from reshard.propagation.known_options import flowing
+from reshard.propagation.message_waits import waits
 from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
 from reshard.propagation.space import Costs, Options
 from reshard.propagation.trees import BARRED, Table
@@ -395,7 +396,7 @@ class Model:
         """What reshards between options cost besides the least, as far as is known before the planner is asked."""
         if self.goal.network is None:
             return options.carried_besides() * itemsize
-        return options.waits(self.goal.network, itemsize)
+        return waits(options, self.goal.network, itemsize)
 
     def sharding(self, number: int, option: int, wanted: Options | None = None) -> Sharding:
         """An option as the sharding of a value, as it was given where it was."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from math import gcd, inf, log2, prod
+from math import gcd, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from reshard.axis import Axes, Axis, split_points
 from reshard.axis import pieces as pieces_of
 from reshard.contraction.compute_layout import closed_sharding
-from reshard.digits import Digit, Digits, nest
+from reshard.digits import Digits, nest
 from reshard.dim_sharding import DimSharding
 from reshard.mesh import Mesh
 from reshard.network import Network
@@ -97,7 +97,7 @@ class Pieces:
         self.sizes = np.array([piece.size_in(sizes[piece.name]) for piece in self.all], dtype=np.int64)
         self._listed: list[int] = self.sizes.tolist()
         self._numbers = {piece: number for number, piece in enumerate(self.all)}
-        self._cuts = cuts
+        self.cuts = cuts
         self._known: dict[Axes, tuple[int, ...] | None] = {}
         self.runs: dict[tuple[DimSharding, int, str], Costs] = {}
         """Per way to cut a dim, its size and the rule for uneven ones, where the runs of each shard begin and end."""
@@ -120,7 +120,7 @@ class Pieces:
         """The numbers of the pieces of axes; None where one is cut within a piece."""
         if axes not in self._known:
             sizes = self.mesh.sizes
-            split = [piece for axis in axes for piece in pieces_of(axis, self._cuts.get(axis.name, ()), sizes)]
+            split = [piece for axis in axes for piece in pieces_of(axis, self.cuts.get(axis.name, ()), sizes)]
             split = [piece for piece in split if piece.size_in(sizes[piece.name]) > 1]
             is_whole = all(piece in self._numbers for piece in split)
             self._known[axes] = tuple(self._numbers[piece] for piece in split) if is_whole else None
@@ -254,7 +254,7 @@ class Options:
         return np.where(codes[places] == wanted, numbers[places], -1)
 
     @cached_property
-    def _cuts(self) -> list[tuple[tuple[tuple[int, ...], ...], Numbers]]:
+    def cuts(self) -> list[tuple[tuple[tuple[int, ...], ...], Numbers]]:
         """Per dim each list of pieces that cuts it, once, and which of them each option has."""
         cuts = []
         for dim in range(len(self.shape)):
@@ -264,12 +264,17 @@ class Options:
         return cuts
 
     @cached_property
+    def parts(self) -> Numbers:
+        """Per option and dim into how many parts it cuts that."""
+        parts = np.ones((len(self.all), len(self.shape)), dtype=np.int64)
+        for dim, (lists, which) in enumerate(self.cuts):
+            parts[:, dim] = np.array([self.pieces.count(cut_by) for cut_by in lists], dtype=np.int64)[which]
+        return parts
+
+    @cached_property
     def sides(self) -> Numbers:
         """Per option and dim the side of a tile, at most."""
-        sides = np.ones((len(self.all), len(self.shape)), dtype=np.int64)
-        for dim, (size, (lists, which)) in enumerate(zip(self.shape, self._cuts, strict=True)):
-            sides[:, dim] = np.array([-(-size // self.pieces.count(cut_by)) for cut_by in lists], dtype=np.int64)[which]
-        return sides
+        return np.asarray(-(-np.array(self.shape, dtype=np.int64) // self.parts))
 
     @cached_property
     def tiles(self) -> Costs:
@@ -291,16 +296,14 @@ class Options:
     @cached_property
     def is_even(self) -> NDArray[np.bool_]:
         """The options that cut every dim evenly."""
-        even = np.array([option.sharding is None for option in self.all], dtype=np.bool_)
-        for size, (lists, which) in zip(self.shape, self._cuts, strict=True):
-            even &= np.array([size % self.pieces.count(cut_by) == 0 for cut_by in lists])[which]
-        return even
+        is_of_pieces = np.array([option.sharding is None for option in self.all], dtype=np.bool_)
+        return np.asarray(is_of_pieces & (np.array(self.shape, dtype=np.int64) % self.parts == 0).all(axis=1))
 
     @cached_property
     def nested(self) -> NDArray[np.bool_]:
         """Per pair of options, whether in every dim the pieces of one begin those of the other."""
         nested = np.ones((len(self.all), len(self.all)), dtype=np.bool_)
-        for lists, which in self._cuts:
+        for lists, which in self.cuts:
             nested &= self.pieces.begin(lists)[which[:, None], which]
         return nested
 
@@ -338,7 +341,7 @@ class Options:
         count = len(self.all)
         overlap, tile = np.ones((count, count)), np.ones(count)
         nested = np.ones((count, count), dtype=np.bool_)
-        for size, (cut_by, which) in zip(self.shape, self._cuts, strict=True):
+        for size, (cut_by, which) in zip(self.shape, self.cuts, strict=True):
             lists = tuple(tuple(n for n in axes if n in counted) for axes in cut_by)
             side = np.array([-(-size // self.pieces.count(axes)) for axes in lists], dtype=np.float64)
             pairs = which[:, None], which
@@ -448,71 +451,6 @@ class Options:
             devices = mesh.size // self.pieces.count(inside)
             bound = np.maximum(bound, group.seconds(received / devices, network.launch_s))
         return bound
-
-    def waits(self, network: Network, itemsize: int) -> Costs:
-        """Per pair the seconds in which the messages of a reshard through switches wait for each other.
-
-        What is gathered along p devices takes log2 p messages, and so does what is combined; what p devices exchange
-        takes p - 1, or is gathered and cut where that is sooner; what is only brought elsewhere takes one.
-        Both at once is a gather of p tiles that every device combines, where that takes less than twice the messages.
-        """
-        taken = np.zeros((len(self.all), len(self.all)))
-        first, brought, exchanges = taken, taken, taken
-        if self.pieces.mesh.device_ids is not None:  # any device may be at any place
-            return taken
-        tiles = self.tiles[None, :] * itemsize
-        smaller = np.minimum(tiles.T, tiles)
-        for number, piece in enumerate(self.pieces.all):
-            digit = self.pieces.mesh.digit_of(piece)
-            shared = [(level, _shared(digit, level.digit)) for level in network.levels if level.is_switch]
-            one = max((level.latency_s for level, size in shared if size > 1), default=0.0)
-            place, waiting = self._places_of(number), self.doing[:, number] == self.roles - 1
-            is_combined = waiting[:, None] & ~waiting[None, :]
-            is_moved = (place[:, None] > 0) & (place[:, None] != place[None, :]) & ~waiting[None, :]
-            is_gathered = (is_combined | is_moved) & (place[None, :] == 0)
-            is_elsewhere = is_moved & ~is_gathered
-            each = sum(level.latency_s * log2(size) for level, size in shared)
-            speed = min((level.bandwidth for level, size in shared if size > 1), default=inf)
-            count = digit.size
-            more = (count - 1) * (1 - 2 / count) / speed * tiles
-            parts = np.where(is_moved, self._uncut(number), 1.0)
-            gathered = np.log2(parts) * (each / log2(count))
-            direct = (parts - 1) * (sum(level.latency_s * (size - 1) for level, size in shared) / (count - 1))
-            whole = gathered + (parts - 1) * (1 - 1 / parts) / speed * smaller
-            taken = taken + np.where(is_combined, each, gathered * is_gathered)
-            taken = taken + np.minimum(each, more) * (is_combined & is_gathered)
-            exchanges = exchanges + np.minimum(direct, whole) * is_elsewhere
-            first = np.maximum(first, one * (is_combined | is_moved))
-            brought = np.maximum(brought, one * is_elsewhere)
-        return np.maximum(taken + np.maximum(exchanges, brought) - first, 0.0)
-
-    def _uncut(self, piece: int) -> Costs:
-        """Per pair of options, of the parts into which a piece cuts a dim in one how many are one in the other."""
-        shards = [np.array([self.pieces.count(cut_by) for cut_by in lists])[which] for lists, which in self._cuts]
-        size = int(self.pieces.sizes[piece])
-        parts = np.ones((len(self.all), len(self.all)))
-        for dim, (lists, which) in enumerate(self._cuts):
-            until = np.array([self.pieces.count(c[: c.index(piece) + 1]) if piece in c else 0 for c in lists])[which]
-            uncut = np.clip(until[:, None] / shards[dim][None, :], 1.0, size)
-            parts = np.where(until[:, None] > 0, uncut, parts)
-        return parts
-
-    def _places_of(self, piece: int) -> Numbers:
-        """Per option a number for where a piece cuts: the dim, and what cuts it before; 0 where it cuts none."""
-        known: dict[object, int] = {}
-        places = np.zeros(len(self.all), dtype=np.int64)
-        for number, option in enumerate(self.all):
-            for dim, cut_by in enumerate(option.dims):
-                if piece in cut_by:
-                    before = dim, cut_by[: cut_by.index(piece)]
-                    places[number] = known.setdefault(before, 1 + len(known))
-        return places
-
-
-def _shared(one: Digit, other: Digit) -> float:
-    """How many devices differ in two digits at once."""
-    end = min(one.stride * one.size, other.stride * other.size)
-    return max(end / max(one.stride, other.stride), 1.0)
 
 
 def rows_of(choices: Sequence[Sequence[int]]) -> Numbers:

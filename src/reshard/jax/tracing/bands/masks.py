@@ -53,6 +53,8 @@ SUMMED = {*SAME, "neg", "add", "sub", "mul"}
 FOLLOWED = {*SAME, "neg", "abs", "not", "and", "mul", "or", "select_n", "ne", "gt", "eq"}
 """Whose result is zero, or not, as operands are."""
 COMPARED = {"lt", "le", "gt", "ge", "eq", "ne"}
+TOLD = FOLLOWED | COMPARED
+"""Of whose result a rule tells where it is zero."""
 
 
 class Band(NamedTuple):
@@ -173,7 +175,7 @@ class Facts:
 
     def _made(self, maker: Any, plane: Plane) -> Facets:
         name, planes = str(maker.primitive), operand_planes(maker, plane)
-        if planes is None or name not in FOLLOWED | COMPARED:
+        if planes is None or name not in TOLD:
             return UNKNOWN
         if name in COMPARED:
             return self._compared(name, maker.invars, planes)
