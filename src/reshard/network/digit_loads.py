@@ -38,12 +38,16 @@ from reshard.network.traffic import (
     hops_of,
     links_along,
     orders,
+    passing,
+    passing_of_each,
     runs,
     steps_along,
 )
 
 CACHED = 256
-"""Lists of edges that are kept."""
+"""Means of what pieces pass that are kept."""
+TABLED = 32
+"""Of rings and lines of up to so many devices it is a table what pieces pass."""
 
 
 class LevelDigit(NamedTuple):
@@ -158,18 +162,21 @@ class _Side:
     """The latencies of all pieces of one device, where switches take all."""
 
 
-@lru_cache(CACHED)
-def _edges(level: Level, starts: Digits, stops: Digits, size: int) -> list[Floats]:
-    """What `edges_of_pieces` says of one piece for each value of digits.
+def _passes(level: Level, lines: int, pieces: Positions, amounts: Floats) -> Floats:
+    """What `passing` says of pieces along so many rings or lines.
 
     Args:
         level: whose values have stride 1.
-        starts: the digits of where pieces start.
-        stops: those of where they go, in the same order.
-        size: the number of places.
+        lines: how many there are.
+        pieces: where each goes: the line, the place where it starts and the one where it ends, as one number.
+        amounts: of each.
     """
-    start, stop = starts.offsets(), stops.offsets()
-    return edges_of_pieces(level, start, stop - start, np.ones(len(start)), size)
+    if level.size <= TABLED:
+        together = np.bincount(pieces, amounts, lines * level.size**2).reshape(lines, -1)
+        return np.asarray(together @ passing_of_each(level.link, level.size)).reshape(lines, -1, level.size)
+    start, stop = np.divmod(pieces, level.size)
+    edges = edges_of_pieces(level, start, stop - level.digit.value(start), amounts, lines * level.size)
+    return passing(level, edges)
 
 
 @lru_cache(CACHED)
@@ -194,11 +201,15 @@ def _mean_passing(level: Level, starts: Digits, stops: Digits) -> list[float]:
 
 
 @lru_cache(CACHED)
-def _mean_hops(level: Level, free: Digits, *, is_behind: bool) -> Floats:
-    """By the step to one end of pieces, how many links they pass in the mean, where digits of the other are any."""
-    away = level.digit.value(free.offsets())
-    steps = steps_along(level.size)[:, None]
-    mean: Floats = hops_of(level, steps - away if is_behind else steps + away).mean(axis=1)
+def _mean_hops(link: str, size: int, free: Digits, *, is_behind: bool) -> Floats:
+    """By the step to one end of pieces, how many links they pass in the mean, where digits of the other are any.
+
+    >>> _mean_hops("ring", 4, Digits(), is_behind=False), _mean_hops("line", 2, Digits([Digit(1, 2)]), is_behind=True)
+    (array([0., 1., 2., 1., 1., 2., 1.]), array([0.5, 0.5, 1.5]))
+    """
+    level, away = Level(1, size, link, 1.0, 0.0), free.offsets()
+    steps = steps_along(size)[:, None]
+    mean: Floats = hops_of(level, steps - away if is_behind else steps + away).sum(axis=1) / len(away)
     return mean
 
 
@@ -318,21 +329,19 @@ class _Pieces:
             {same_as[v] for place in own for v in (place.sender, place.receiver)}, list(zip(*reached, strict=True))
         )
         lines = Digits.of_sizes([elsewhere[where].digit.size for where in tied])
-        size = lines.size * level.size
-        own_ends = self._strides_along(number)
+        starts, stops = self._strides_along(number)
+        own_strides = {v: starts.get(v, 0) * level.size + stops.get(v, 0) for v in {**starts, **stops}}
         variables = {*same_as.values()}
-        total: list[Floats] = []
+        pieces, amounts = list[Positions](), list[Floats]()
         for count, now in zip(befores.values(), reached, strict=True):
-            strides = [ends.copy() for ends in own_ends]
+            strides = own_strides.copy()
             for where, line in zip(tied, lines, strict=True):
-                for ends in strides:
-                    ends[now[where]] = ends.get(now[where], 0) + line.stride * level.size
-            listed = {**strides[0], **strides[1]}
-            each = prod([self.size[v] for v in variables.difference(listed, now)]) * count / befores.total()
-            digits = [Digits([Digit(ends.get(v, 0), self.size[v]) for v in listed]) for ends in strides]
-            added = [way * each for way in _edges(level, digits[0], digits[1], size)]
-            total = [a + b for a, b in zip(total, added, strict=True)] if total else added
-        return fullest_link(level, total), links_along(level, total)
+                strides[now[where]] = strides.get(now[where], 0) + line.stride * level.size**2
+            each = prod([self.size[v] for v in variables.difference(strides, now)]) * count / befores.total()
+            pieces.append(Digits([Digit(stride, self.size[v]) for v, stride in strides.items()]).offsets())
+            amounts.append(np.full(len(pieces[-1]), each))
+        passes = _passes(level, lines.size, np.concatenate(pieces), np.concatenate(amounts))
+        return fullest_link(level, passes), links_along(level, passes)
 
     def slowest(self, order: Sequence[int]) -> float:
         """The largest sum of latencies of the messages of one device, over senders and over receivers.
@@ -347,39 +356,43 @@ class _Pieces:
             senders[place.sender] += place.digit.stride
             receivers[place.receiver] += place.digit.stride
         moved = [variable for variable in self.size if senders[variable] != receivers[variable]]
-        longest = 0.0
         own = {tuple([variable for variable in moved if ends[variable]]) for ends in (senders, receivers)}
-        for known in own:  # one list where nothing is gathered: who sends is told apart as who receives
-            sent, received = (
-                Digits(Digit(side[v], self.size[v]) for v in known).offsets() for side in (senders, receivers)
-            )
-            longest = max(longest, self._waits(order, set(known), sent, received))
-        return longest
+        # one list where nothing is gathered: who sends is told apart as who receives
+        return max([self._waits(order, known) for known in own], default=0.0)
 
-    def _waits(self, order: Sequence[int], known: set[int], senders: Positions, receivers: Positions) -> float:
+    def _waits(self, order: Sequence[int], known: Sequence[int]) -> float:
         """The largest sum of latencies over devices that are told apart by the variables they know.
 
         Args:
             order: the levels that are used, outermost first.
             known: the variables that a device's own place is; the others take all values.
-            senders: per value of these variables what is known of the sender's place.
-            receivers: likewise of the receiver's.
         """
         moved = [place for place in self.places if place.sender != place.receiver]
-        unknown = {v for place in moved for v in (place.sender, place.receiver)} - known
-        total, left = np.zeros(len(senders)), np.full(len(senders), float(prod(self.size[v] for v in unknown)))
+        unknown = {v for place in moved for v in (place.sender, place.receiver)}.difference(known)
+        total, left = np.zeros(1), np.full(1, float(prod([self.size[v] for v in unknown])))
         for number in order:
             level = self.levels[number]
             places = [place for place in moved if place.level == number]
-            free = Digits(place.digit for place in places if {place.sender, place.receiver} & unknown)
+            free = Digits([place.digit for place in places if not unknown.isdisjoint((place.sender, place.receiver))])
             if level.is_switch:
                 agrees = left / free.size
                 for place in places:
                     if place.digit not in free:
-                        agrees = agrees * (place.digit.value(senders) == place.digit.value(receivers))
+                        agrees = agrees * (self._steps([place], known, place.digit.stride) == 0)
                 total, left = total + (left - agrees) * level.latency_s, agrees
                 continue
-            step = level.digit.value(receivers) - level.digit.value(senders)
+            step = self._steps(places, known, level.stride)
             is_behind = any(place.sender in unknown for place in places)
-            total = total + left * level.latency_s * _mean_hops(level, free, is_behind=is_behind)[step]
+            free = Digits([Digit(stride // level.stride, size) for stride, size in free])
+            mean_hops = _mean_hops(level.link, level.size, free, is_behind=is_behind)
+            total = total + left * level.latency_s * mean_hops[step]
         return float(total.max())
+
+    def _steps(self, places: Sequence[LevelDigit], known: Sequence[int], unit: int) -> Positions:
+        """Per value of variables, by how many units those that receive lie behind those that send in some digits."""
+        apart = dict.fromkeys(known, 0)
+        for place in places:
+            for variable, sign in ((place.sender, -1), (place.receiver, 1)):
+                if variable in apart:
+                    apart[variable] += sign * place.digit.stride // unit
+        return Digits([Digit(stride, self.size[v]) for v, stride in apart.items()]).offsets()

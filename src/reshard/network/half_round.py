@@ -30,10 +30,29 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reshard.digits import Positions
 from reshard.mix import Floats, best_mix
 
 SAME = 1e-9
 """Loads that differ by no more than so much of them are the same."""
+IN_ANY_CASE = np.array(
+    [
+        [1.0, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 1.0, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 1.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 1.0, 0.0],
+        [0.0, 0.0, 0.0, 1.0, 1.0],
+        [0.0, 0.0, 1.0, 0.0, 1.0],
+    ]
+)
+"""By kind of sums, which add up to what one, two, two times three and four links carry together in any case.
+
+The sums of a ring are, of any links:
+    what takes one in any case
+    what takes one onwards, one backwards, or either in any case
+    one way, then the other: what takes one in any case or may, less half of all that goes half round
+    likewise: what takes two in any case, less what passes none of them, and half of all more
+"""
 
 
 def fullest_of_parted(carried: Floats, halfway: Floats) -> float:
@@ -43,78 +62,62 @@ def fullest_of_parted(carried: Floats, halfway: Floats) -> float:
         carried: by ring, direction and link, with half of each piece each way.
         halfway: by ring and device what begins there and goes half round the ring.
     """
-    passing = np.swapaxes(halfway @ _passed(halfway.shape[1]).each, 0, 1)
-    fixed = carried - passing / 2
-    besides = _besides(fixed, passing, halfway)
-    most = _least(fixed, halfway, besides)
-    fuller = np.nonzero(carried.max(axis=(1, 2)) > most * (1 + SAME))[0]
+    links, table = carried.reshape(len(carried), -1), _passed(halfway.shape[1])
+    sums = np.concatenate([links, halfway], axis=1) @ table.sums
+    greatest = np.maximum.reduceat(sums, table.begins, axis=1)
+    fixed, either, three, others, four = (greatest @ IN_ANY_CASE).max(axis=0).tolist()
+    most = float(max(fixed, either / 2, three / 3, others / 3, four / 4))
+    room = most * (1 + SAME)
+    fuller = (links.max(axis=1) > room).nonzero()[0]
     if len(fuller):
-        room = most * (1 + SAME)
-        most_in_all = np.minimum(np.minimum(room - besides.one, 2 * room - besides.two), halfway.sum(axis=1))
-        tables = (table[fuller] for table in (room - fixed, passing, halfway, most_in_all.T))
-        fuller = fuller[~_have_room(*tables)]
+        halves = halfway[fuller]
+        passing = (halves @ table.each).reshape(len(fuller), 2, -1)
+        whole = halves.sum(axis=1, keepdims=True)
+        least = greatest[fuller] + whole / 2  # but for what goes half round that way
+        most_in_all = np.minimum(np.minimum(room + whole - least[:, 2:4], 2 * room + whole - least[:, 4:]), whole)
+        fuller = fuller[~_have_room(room - carried[fuller] + passing / 2, passing, halves, most_in_all)]
     for ring in fuller.tolist():
         most = max(most, _parted(carried[ring].ravel(), halfway[ring], most))
     return most
 
 
 class _Passed(NamedTuple):
-    """Which links pieces pass that go half round a ring, by the device where they begin."""
+    """Which links pieces pass that go half round a ring, by the device where they begin.
+
+    Links onwards come first, then links backwards.
+    """
 
     each: Floats
-    """By direction, device and link."""
-    either: Floats
-    """By device, and by link onwards and link backwards: whether it passes one of the two in any case."""
-    neither: Floats
-    """By direction, device and two links: whether it passes none of them."""
+    """By device and link."""
+    sums: Floats
+    """By link, and then by device, and sum, how much what the link carries with half of each piece each way, and what
+    begins at the device and goes half round, count in the sum; sums in the order of `IN_ANY_CASE`."""
+    begins: Positions
+    """Where each kind of sums begins."""
 
 
 @lru_cache(64)
 def _passed(size: int) -> _Passed:
     """That of a ring of so many devices.
 
-    >>> _passed(4).each[0].tolist()
+    >>> _passed(4).each[:, :4].tolist()
     [[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0]]
     """
-    onwards = (np.arange(size)[None, :] - np.arange(size)[:, None]) % size < size // 2
-    each = np.stack([onwards, ~onwards])
-    either = (each[0][:, :, None] & each[1][:, None, :]).reshape(size, -1)
-    neither = ~(each[:, :, :, None] | each[:, :, None, :]).reshape(2, size, -1)
-    return _Passed(each.astype(np.float64), either.astype(np.float64), neither.astype(np.float64))
-
-
-class _Besides(NamedTuple):
-    """By direction and ring, how much more links carry at the least than all that goes half round that way.
-
-    What takes them in any case, less what passes none of them; of those links of which that is most.
-    """
-
-    one: Floats
-    """Of one link."""
-    two: Floats
-    """Of two together."""
-
-
-def _besides(fixed: Floats, passing: Floats, halfway: Floats) -> _Besides:
-    one = (fixed + passing).max(axis=2).T - halfway.sum(axis=1)
-    both = np.swapaxes(fixed[:, :, :, None] + fixed[:, :, None, :], 0, 1).reshape(2, len(halfway), -1)
-    return _Besides(one, (both - halfway @ _passed(halfway.shape[1]).neither).max(axis=2))
-
-
-def _least(fixed: Floats, halfway: Floats, besides: _Besides) -> float:
-    """What some link carries in any case.
-
-    Args:
-        fixed: by ring, direction and link, what takes it in any case.
-        halfway: that of `fullest_of_parted`.
-        besides: of these.
-    """
-    taken = (fixed[:, 0, :, None] + fixed[:, 1, None, :]).reshape(len(halfway), -1)
-    either = taken + halfway @ _passed(halfway.shape[1]).either
-    whole = halfway.sum(axis=1)
-    three = (besides.one + besides.two[::-1]).max(axis=0) + whole
-    four = besides.two.sum(axis=0) + whole
-    return float(max(fixed.max(), either.max() / 2, three.max() / 3, four.max() / 4))
+    goes_onwards = (np.arange(size)[None, :] - np.arange(size)[:, None]) % size < size // 2
+    passes = np.hstack([goes_onwards, ~goes_onwards])
+    each, own = passes.astype(np.float64), np.eye(2 * size)
+    fixed = np.vstack([own, -each / 2])
+    one = np.vstack([own, each / 2 - 0.5])
+    first, second = np.repeat(np.arange(size), size), np.tile(np.arange(size), size) + size
+    either = fixed[:, first] + fixed[:, second]
+    either[2 * size :] += passes[:, first] & passes[:, second]
+    kinds = [fixed, either, one[:, :size], one[:, size:]]
+    for begin in (0, size):
+        first, second = np.array(np.triu_indices(size)) + begin
+        two = fixed[:, first] + fixed[:, second]
+        two[2 * size :] -= ~(passes[:, first] | passes[:, second]) - 0.5
+        kinds.append(two)
+    return _Passed(each, np.hstack(kinds), np.cumsum([0, *(kind.shape[1] for kind in kinds[:-1])]))
 
 
 def _have_room(room: Floats, passing: Floats, halfway: Floats, most_in_all: Floats) -> NDArray[np.bool_]:
@@ -170,8 +173,7 @@ def _parted(carried: Floats, halfway: Floats, enough: float) -> float:
     2.4
     """
     size = len(halfway)
-    onwards, backwards = _passed(size).each
-    moved = np.hstack([onwards, -backwards]) * halfway[:, None] / 2
+    moved = _passed(size).each * np.repeat([1.0, -1.0], size) * halfway[:, None] / 2
     moved = moved[moved.any(axis=1)]
     may_bind = carried + np.abs(moved).sum(axis=0) > enough * (1 + SAME)
     moved = np.hstack([moved[:, may_bind], np.zeros((len(moved), 1))])

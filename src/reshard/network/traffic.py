@@ -130,8 +130,9 @@ class _Tally:
                 place = place + steps[number] * self.levels[number].stride
         for number, directions in edges.items():
             level = self.levels[number]
-            self.carried[number] = fullest_link(level, directions)
-            self.along[number] = links_along(level, directions)
+            passes = passing(level, directions)
+            self.carried[number] = fullest_link(level, passes)
+            self.along[number] = links_along(level, passes)
         for number, step in steps.items():
             senders = senders + step * self.levels[number].stride
         return senders
@@ -198,44 +199,68 @@ def _alike_together(
     return start, ahead - (level.size - 1), together[numbers]
 
 
-def fullest_link(level: Level, edges: Sequence[Floats]) -> float:
-    """What the fullest link of a level carries, once what goes half round rings is parted as well as can be.
+def passing(level: Level, edges: Sequence[Floats]) -> Floats:
+    """By ring or line, direction and link, what passes it; last of rings, by device, what goes half round from there.
 
     Args:
         level: of rings or lines.
         edges: of all pieces, as `edges_of_pieces` says.
+    """
+    of_ways: Floats = np.array(edges).reshape(len(edges), -1, level.size, level.stride)
+    of_rings = of_ways.transpose(1, 3, 0, 2).reshape(-1, len(edges), level.size)
+    of_rings[:, :2].cumsum(axis=2, out=of_rings[:, :2])
+    return of_rings
+
+
+@lru_cache(64)
+def passing_of_each(link: str, size: int) -> Floats:
+    """The same of one piece, a row for each place where it starts and then each where it ends; directions in a row.
+
+    >>> passing_of_each("line", 2)
+    array([[0., 0., 0., 0.],
+           [1., 0., 0., 0.],
+           [0., 0., 1., 0.],
+           [0., 0., 0., 0.]])
+    """
+    level, (start, stop) = Level(1, size, link, 1.0, 0.0), np.indices((size, size)).reshape(2, -1)
+    kinds = np.arange(size * size)
+    edges = edges_of_pieces(level, kinds * size + start, stop - start, np.ones(size * size), size**3)
+    return passing(level, edges).reshape(size * size, -1)
+
+
+def fullest_link(level: Level, passes: Floats) -> float:
+    """What the fullest link of a level carries, once what goes half round rings is parted as well as can be.
+
+    Args:
+        level: of rings or lines.
+        passes: of all pieces, as `passing` says.
 
     By hand, on a ring of 4 from 0 to 2, 1 to 0 and 2, 2 to 1 and 3, 3 to 1: half each way two links carry 3 / 2; with
     all from 0 to 2 by way of 3, and from 3 to 1 by way of 0, every link carries 1.
 
     >>> ring, start, stop = Level(1, 4, "ring", 1.0, 1.0), np.array([0, 1, 1, 2, 2, 3]), np.array([2, 0, 2, 1, 3, 1])
-    >>> fullest_link(ring, edges_of_pieces(ring, start, stop - start, np.ones(6), 4))
+    >>> fullest_link(ring, passing(ring, edges_of_pieces(ring, start, stop - start, np.ones(6), 4)))
     1.0
     """
-    columns = [way.reshape(-1, level.size, level.stride).swapaxes(1, 2).reshape(-1, level.size) for way in edges]
-    if level.link != "ring" or level.size == 2 or not columns[2].any():
-        return float(max(way.cumsum(axis=1).max() for way in columns[:2]))
-    carried = np.concatenate(columns[:2], axis=1).reshape(-1, 2, level.size).cumsum(axis=2)
-    return fullest_of_parted(carried, columns[2])
+    if level.link != "ring" or level.size == 2 or not passes[:, 2].any():
+        return float(passes[:, :2].max())
+    return fullest_of_parted(passes[:, :2], passes[:, 2])
 
 
-def links_along(level: Level, edges: Sequence[Floats]) -> tuple[float, ...]:
+def links_along(level: Level, passes: Floats) -> tuple[float, ...]:
     """What the links of a line carry that are told apart, each the fullest of its place; empty where none are.
 
     Args:
         level: of rings or lines.
-        edges: of all pieces, as `edges_of_pieces` says.
+        passes: of all pieces, as `passing` says.
 
     By hand, on a line of 4 from 0 to 2 and 3 to 2:
 
     >>> line, start, stop = Level(1, 4, "line", 1.0, 1.0), np.array([0, 3]), np.array([2, 2])
-    >>> links_along(line, edges_of_pieces(line, start, stop - start, np.ones(2), 4))
+    >>> links_along(line, passing(line, edges_of_pieces(line, start, stop - start, np.ones(2), 4)))
     (1.0, 1.0, 1.0)
     """
-    if level.places == 1:
-        return ()
-    fullest = [way.reshape(-1, level.size, level.stride).cumsum(axis=1).max(axis=(0, 2)) for way in edges[:2]]
-    return tuple(np.maximum(*fullest)[: level.places].tolist())
+    return tuple(passes.max(axis=(0, 1))[: level.places].tolist()) if level.places > 1 else ()
 
 
 def steps_along(size: int) -> Positions:
