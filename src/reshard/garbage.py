@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
 
-MANY, MOST_AGED = 2**14, 2**18
+MANY, MOST_AGED = 2**10, 2**18
 """From how many new objects on they are taken for old, and how many at most between two full collections."""
 
 
