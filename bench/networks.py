@@ -21,9 +21,8 @@ from reshard.steps import chain_through
 SHAPE = (2048, 2048)
 PATTERNS = (
     fewest_bytes._search,
-    ring_loads._loads,
     ring_loads._cut,
-    ring_flows.units_and_flows,
+    ring_flows.KindsAndFlows.of,
     link_use.piece_loads,
     link_use.stages_of_group,
     link_use._least_carried,

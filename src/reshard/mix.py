@@ -85,9 +85,9 @@ class GrowingMix:
             row = int(np.where(room <= room.min() + NOTHING, column, -inf).argmax())  # small divisors carry errors far
             self._inverse[row] /= column[row]
             self._amounts[row] = room[row]
-            others = np.arange(len(column)) != row
-            self._inverse[others] -= np.outer(column[others], self._inverse[row])
-            self._amounts[others] -= column[others] * room[row]
+            column[row] = 0.0  # of the others
+            self._inverse -= column[:, None] * self._inverse[row]
+            self._amounts -= column * room[row]
             self._prices = self._prices + (worth[way] if is_way else -self._prices[level]) * self._inverse[row]
             self._taken[row] = way if is_way else level - len(column)
         amounts, ways = np.zeros(len(self.loads)), self._taken >= 0

@@ -319,6 +319,11 @@ class Exchange(ABC):
         """The number of elements that all devices together receive from others."""
         return int(self.all_received().sum())
 
+    @property
+    def is_without_messages(self) -> bool:
+        """Whether no device receives anything from others."""
+        return not self.total_received
+
     def received_on(self, device: int) -> int:
         """The number of elements that a device receives from others."""
         return sum(piece.box.size for piece in self.taken(device) if piece.sender != device)

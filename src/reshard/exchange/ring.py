@@ -39,14 +39,17 @@ from numpy.typing import NDArray
 from reshard.box import Box
 from reshard.digits import Digit, Positions
 from reshard.errors import ReshardError
-from reshard.exchange.pieces import Exchange, Piece, PieceTable
-from reshard.exchange.ring_flows import Flags, Flows, units_and_flows
+from reshard.exchange.pieces import Exchange, Piece, PieceTable, overlap_elements
+from reshard.exchange.ring_flows import Flags, Flows, KindsAndFlows
 from reshard.exchange.ring_roles import MOST_PLACES, RingRoles, change_places
 from reshard.exchange.transposed_flows import transposed_flows
 from reshard.mesh import ENUMERABLE
 from reshard.mix import Floats
 from reshard.refinement import Cuts, Refinement, refine
 from reshard.tiling import Tiling
+
+FEW_BOXES = 64
+"""So many boxes of one unit are never too many to list, where all are full."""
 
 
 class _Flows(NamedTuple):
@@ -84,7 +87,8 @@ class _Rows(NamedTuple):
     @classmethod
     def of(cls, roles: RingRoles, values: Sequence[int]) -> _Rows:
         """Those of rings on which what is fixed has these values."""
-        units, flows = units_and_flows(*roles.numbered(values))
+        change = KindsAndFlows.of(*roles.numbered(values))
+        units, flows = change.units, change.flows_of_units()
         order = _furthest_first(flows)
         stays, place = np.nonzero(units.holds & units.wants)
         columns = _with_what_stays(stays, place, [column[order] for column in flows[:6]])
@@ -375,6 +379,14 @@ class RingExchange(Exchange):
     def all_received(self) -> Positions:
         """As of `Exchange`; what passes counts too."""
         return self._received
+
+    @property
+    def is_without_messages(self) -> bool:
+        """As of `Exchange`; where a device needs more than it can hold none is listed, unless they may be too many."""
+        if prod(self.common.loose_sizes) > FEW_BOXES or self.common.filled(self.target.shape) < 1:
+            return super().is_without_messages
+        kept = 0 if self.kept is None else overlap_elements(self.kept, self.target)
+        return not (self.all_missing() > kept).any() and super().is_without_messages
 
     def received_on(self, device: int) -> int:
         """As of `Exchange`; what passes counts too."""

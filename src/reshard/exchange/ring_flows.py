@@ -347,20 +347,6 @@ class RingUnits(NamedTuple):
         _, firsts, kinds, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
         return Demand(self.holds[moved[firsts]], lacks[moved[firsts]], counts), moved, kinds
 
-    def flows(self) -> Flows:
-        """What goes from neighbour to neighbour."""
-        demand, moved, kinds = self.demand()
-        once, size = np.ones(len(self.holds), dtype=np.int64), self.holds.shape[1]
-        if not len(moved):
-            return Flows.of(list(np.zeros((6, 0), dtype=np.int64)), once, size)
-        flows, counts = RingMix.of(demand).flows(demand.counts), demand.counts
-        alike = moved[np.argsort(kinds, kind="stable")]
-        times = counts[flows.unit]
-        rows = np.repeat(np.arange(len(times)), times)
-        ranks = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
-        units = alike[(np.cumsum(counts) - counts)[flows.unit[rows]] + ranks]
-        return Flows.of([units, *(column[rows] for column in flows[1:6])], once, size)
-
 
 def _next(table: Flags) -> Positions:
     """Per row and place the next that is so, from that place on; beyond the end those at the start once more."""
@@ -369,10 +355,35 @@ def _next(table: Flags) -> Positions:
     return np.asarray(np.minimum.accumulate(twice[:, ::-1], axis=1)[:, ::-1][:, :size])
 
 
-@lru_cache(CACHED)
-def units_and_flows(
-    digits: Digits, before: Roles, after: Roles, kept: Roles, fixed: tuple[Fixed, ...]
-) -> tuple[RingUnits, Flows]:
-    """The units of a change along a ring and their flows, as of `RingUnits.of`; to be asked for by small numbers."""
-    units = RingUnits.of(digits, before, after, kept, fixed)
-    return units, units.flows()
+class KindsAndFlows(NamedTuple):
+    """The units of a change along a ring that something lacks, and what goes from neighbour to neighbour."""
+
+    units: RingUnits
+    moved: Positions
+    """Which units these are."""
+    kinds: Positions
+    """Of which kind each of them is."""
+    flows: Flows
+    """Of kinds, that count for all units of one."""
+
+    @classmethod
+    @lru_cache(CACHED)  # asked for by those who price a change and by those who make it
+    def of(cls, digits: Digits, before: Roles, after: Roles, kept: Roles, fixed: tuple[Fixed, ...]) -> KindsAndFlows:
+        """Those of a change, as of `RingUnits.of`; to be asked for by small numbers."""
+        units = RingUnits.of(digits, before, after, kept, fixed)
+        demand, moved, kinds = units.demand()
+        if len(moved):
+            return cls(units, moved, kinds, RingMix.of(demand).flows(demand.counts))
+        none = list(np.zeros((6, 0), dtype=np.int64))
+        return cls(units, moved, kinds, Flows.of(none, demand.counts, digits.size))
+
+    def flows_of_units(self) -> Flows:
+        """The same for each unit by itself."""
+        flows, counts = self.flows, self.flows.counts
+        alike = self.moved[np.argsort(self.kinds, kind="stable")]
+        times = counts[flows.unit]
+        rows = np.repeat(np.arange(len(times)), times)
+        ranks = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
+        units = alike[(np.cumsum(counts) - counts)[flows.unit[rows]] + ranks]
+        once = np.ones(len(self.units.holds), dtype=np.int64)
+        return Flows.of([units, *(column[rows] for column in flows[1:6])], once, flows.size)

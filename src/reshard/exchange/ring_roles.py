@@ -91,7 +91,7 @@ class RingRoles(NamedTuple):
         return self.digits.size * prod(self.sizes.values())
 
     def numbered(self, values: Sequence[int] = ()) -> tuple[Digits, Roles, Roles, Roles, tuple[Fixed, ...]]:
-        """What `units_and_flows` is asked by, where what is fixed has these values."""
+        """What `KindsAndFlows` are asked by, where what is fixed has these values."""
         numbers = {role: number for number, role in enumerate(self.sizes)}
         before, after, kept = (tuple(map(numbers.get, end)) for end in (self.before, self.after, self.kept))
         pairs = zip(self.fixed, values, strict=True)

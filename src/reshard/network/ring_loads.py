@@ -18,7 +18,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from reshard.digits import Digits
-from reshard.exchange.ring_flows import CACHED, Fixed, RingMix, RingUnits, Roles
+from reshard.exchange.ring_flows import CACHED, Fixed, KindsAndFlows, RingUnits, Roles
 from reshard.exchange.ring_roles import RingRoles
 from reshard.exchange.transposed_flows import transposed_flows
 
@@ -34,7 +34,7 @@ class RingLoads(NamedTuple):
 
 def ring_loads(roles: RingRoles) -> RingLoads:
     """What a change loads links of the fullest of its rings with."""
-    kinds = [_loads(*roles.numbered(values)) for values in roles.kinds()]
+    kinds = [_loads(KindsAndFlows.of(*roles.numbered(values))) for values in roles.kinds()]
     hops = zip_longest(*(kind.hops for kind in kinds), fillvalue=0.0)
     return RingLoads(max(kind.fullest for kind in kinds), tuple(map(max, hops)))
 
@@ -51,13 +51,10 @@ def transposed_loads(size: int) -> RingLoads:
     return RingLoads(float(carried.sum(axis=0).max()), tuple(carried.max(axis=1).tolist()))
 
 
-@lru_cache(CACHED)
-def _loads(digits: Digits, before: Roles, after: Roles, kept: Roles, fixed: tuple[Fixed, ...]) -> RingLoads:
-    demand = RingUnits.of(digits, before, after, kept, fixed).demand()[0]
-    if not len(demand.counts):
-        return RingLoads(0.0, ())
-    carried = RingMix.of(demand).flows(demand.counts).loads()
-    return RingLoads(float(carried.sum(axis=0).max()), tuple(carried.max(axis=1).tolist()))
+def _loads(change: KindsAndFlows) -> RingLoads:
+    """The same of one kind of rings."""
+    carried = change.flows.loads()
+    return RingLoads(float(carried.sum(axis=0).max(initial=0.0)), tuple(carried.max(axis=1).tolist()))
 
 
 @lru_cache(CACHED)

@@ -141,9 +141,9 @@ class LevelWays:
         return np.where(is_taken, self._seconds, 0.0), np.where(is_taken, PER_STEP, np.inf)
 
     @cached_property
-    def _first_steps(self) -> Positions:
-        """Per state that steps lead to, the first of these."""
-        return np.unique(self.graph.stops, return_index=True)[1]
+    def _begins(self) -> Positions:
+        """Per state the first of the steps that lead to it, or that of the next state where none does; last their number."""
+        return np.searchsorted(self.graph.stops, np.arange(len(self.graph.states) + 1))
 
     def cheapest(self, prices: Sequence[float]) -> tuple[int, ...] | None:
         """The way that costs least where a second of each level has a price, as steps; None where there is no way.
@@ -151,10 +151,11 @@ class LevelWays:
         Args:
             prices: per level; those at which the whole costs about 1.
         """
-        graph, first = self.graph, self._first_steps
+        graph, begins = self.graph, self._begins
         seconds, besides = self._costs
         costs = seconds * np.asarray(prices, dtype=np.float64)[graph.levels] + besides
-        reached = graph.stops[first]
+        (reached,) = (begins[1:] > begins[:-1]).nonzero()
+        first = begins[reached]
         best = np.full(len(graph.states), np.inf)
         best[0] = 0.0
         for _ in graph.states:
@@ -168,8 +169,7 @@ class LevelWays:
         if not np.isfinite(best[state]):
             return None
         while state:
-            ends = np.searchsorted(graph.stops, [state, state + 1])
-            steps.append(int(ends[0] + through[slice(*ends)].argmin()))
+            steps.append(int(begins[state] + through[begins[state] : begins[state + 1]].argmin()))
             state = int(graph.starts[steps[-1]])
         return tuple(steps[::-1])
 

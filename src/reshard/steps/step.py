@@ -328,11 +328,11 @@ def _kind_of(exchanges: tuple[Exchange, ...]) -> str:
     first, last = exchanges[0], exchanges[-1]
     if first.source.layout.weaves or last.target.layout.weaves:
         adds = isinstance(first, OverlapAdd) or first.source.classes != last.target.classes
-        return "Exchange" if adds or first.total_received else "Slice"
+        return "Slice" if not adds and first.is_without_messages else "Exchange"
     if isinstance(first, DigitExchange) and first.stays and first.gathered_values == 1:
         return "Slice"
     may_stay = not isinstance(first, DigitExchange) or not first.is_even or 0 in first.target.shape
-    if may_stay and first.source.classes == last.target.classes and first.total_received == 0:
+    if may_stay and first.source.classes == last.target.classes and first.is_without_messages:
         return "Slice"
     if len(exchanges) == 2:
         same_dims = first.source.layout.dims == last.target.layout.dims
