@@ -22,6 +22,7 @@ SHAPE = (2048, 2048)
 PATTERNS = (
     fewest_bytes._search,
     ring_loads._cut,
+    ring_flows.RingUnits.of,
     ring_flows.KindsAndFlows.of,
     link_use.piece_loads,
     link_use.stages_of_group,

@@ -44,6 +44,8 @@ SHARES = 24
 """In how many equal shares, at most, what is alike parts."""
 CACHED = 4096
 """Changes along a ring whose flows are kept."""
+CACHED_UNITS = 256
+"""Changes whose units are kept."""
 
 
 class Demand(NamedTuple):
@@ -281,6 +283,7 @@ class RingUnits(NamedTuple):
     """Likewise, what the target has there."""
 
     @classmethod
+    @lru_cache(CACHED_UNITS)  # what is least is asked for before what goes along
     def of(
         cls,
         digits: Digits,
@@ -334,9 +337,8 @@ class RingUnits(NamedTuple):
         )  # from each place on, itself included
         row, place = np.nonzero(first_to_lack < first_holder)
         begins, ends = (table[row, place] for table in (first_to_lack, first_holder))
-        lacking = np.zeros((size, size + 1), dtype=np.int64)
-        np.add.at(lacking, (place, begins), 1)  # so many places more than one
-        np.add.at(lacking, (place, ends), -1)
+        begun, ended = (np.bincount(place * (size + 1) + at, minlength=size * (size + 1)) for at in (begins, ends))
+        lacking = (begun - ended).reshape(size, size + 1)  # so many places more than one
         return float(lacking.cumsum(axis=1).max(initial=0)) / 2
 
     def demand(self) -> tuple[Demand, Positions, Positions]:

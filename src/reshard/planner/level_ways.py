@@ -142,7 +142,7 @@ class LevelWays:
 
     @cached_property
     def _begins(self) -> Positions:
-        """Per state the first of the steps that lead to it, or that of the next state where none does; last their number."""
+        """Per state the first of the steps that lead to it, or of those that lead further; last how many there are."""
         return np.searchsorted(self.graph.stops, np.arange(len(self.graph.states) + 1))
 
     def cheapest(self, prices: Sequence[float]) -> tuple[int, ...] | None:
