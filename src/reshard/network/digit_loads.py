@@ -18,6 +18,7 @@ Loads(carried=(0.75, 0.75), latency_s=4.0, along=((), ()))
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,33 +119,31 @@ def _places(
     levels: Sequence[Level], digits: Digits, determined_by: Sequence[int], gathered: Sequence[int]
 ) -> list[LevelDigit] | None:
     """The digits, split where levels begin, and whatever is one variable with a split one likewise."""
-    runs_of_levels = [(level.stride, level.stride * level.size) for level in levels]
+    strides, ends = [level.stride for level in levels], [level.stride * level.size for level in levels]
     ratios: list[set[int]] = []
     for low, size in digits:
-        cuts = {1, size}
-        for stride, _ in runs_of_levels:
-            if low < stride < low * size:
-                if stride % low:
-                    return None
-                cuts.add(stride // low)
-        ratios.append(cuts)
-    tied = [(i, j) for i, j in enumerate(determined_by) if i != j and i not in gathered]
-    while any(ratios[i] != ratios[j] for i, j in tied):
-        for i, j in tied:
-            ratios[i] = ratios[j] = ratios[i] | ratios[j]
-    if not all(map(nest, ratios)):
-        return None
-    parts = [Digits.between(cuts) for cuts in ratios]
-    first = list(accumulate(map(len, parts), initial=0))
+        inside = [stride for stride in strides if low < stride < low * size]
+        if any(stride % low for stride in inside):
+            return None
+        ratios.append({1, size, *(stride // low for stride in inside)})
+    if any(len(cuts) > 2 for cuts in ratios):
+        tied = [(i, j) for i, j in enumerate(determined_by) if i != j and i not in gathered]
+        while any(ratios[i] != ratios[j] for i, j in tied):
+            for i, j in tied:
+                ratios[i] = ratios[j] = ratios[i] | ratios[j]
+        if not all(map(nest, ratios)):
+            return None
+    first = list(accumulate([len(cuts) - 1 for cuts in ratios], initial=0))
     places = []
-    for i, ((low, _), split) in enumerate(zip(digits, parts, strict=True)):
+    for i, (digit, cuts) in enumerate(zip(digits, ratios, strict=True)):
         sender = first[-1] + first[i] if i in gathered else first[determined_by[i]]
-        for number, (ratio, size) in enumerate(split):
-            stride = low * ratio
-            inside = [level for level, (begin, end) in enumerate(runs_of_levels) if begin <= stride < end]
-            if not inside:
+        is_split = len(cuts) > 2
+        split = [Digit(digit.stride * ratio, size) for ratio, size in Digits.between(cuts)] if is_split else [digit]
+        for number, part in enumerate(split if len(cuts) > 1 else ()):
+            level = bisect_right(strides, part.stride) - 1
+            if level < 0 or part.stride >= ends[level]:
                 return None
-            places.append(LevelDigit(inside[0], Digit(stride, size), sender + number, first[i] + number))
+            places.append(LevelDigit(level, part, sender + number, first[i] + number))
     return places
 
 
@@ -277,7 +276,8 @@ class _Pieces:
             end.longest, end.left = max(end.longest, end.waited), kept
         for place in places:
             a, b = self.same_as[place.sender], self.same_as[place.receiver]
-            self.same_as = {variable: b if other == a else other for variable, other in self.same_as.items()}
+            if a != b:
+                self.same_as = {variable: b if other == a else other for variable, other in self.same_as.items()}
         return load
 
     def on_torus(self, run: Sequence[int]) -> dict[int, tuple[float, tuple[float, ...]]]:

@@ -113,8 +113,10 @@ def _load(level: Level, digits: tuple[Digit, ...], before: Roles, after: Roles, 
     """What it takes that digits of a level change what they do; None where no step is known."""
     if PARTIAL in before or PARTIAL in after:
         return _load_of_partial(level, digits, before, after)
-    at_own_value, roles = _load_at_own_value(level, digits, before, after), RingRoles(Digits(digits), before, after)
-    if not along or (at_own_value is not None and (roles.is_one_collective or not at_own_value.seconds)):
+    if not along:
+        return _load_at_own_value(level, digits, before, after)
+    at_own_value, roles = _load(level, digits, before, after, False), RingRoles(Digits(digits), before, after)
+    if at_own_value is not None and (roles.is_one_collective or not at_own_value.seconds):
         return at_own_value
     known = at_own_value, _load_along(level, roles)
     return min(filter(None, known), key=lambda load: load.seconds, default=None)

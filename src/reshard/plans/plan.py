@@ -51,7 +51,7 @@ from reshard.plans.plan_record import differences, plan_fields, plan_record, rea
 from reshard.plans.table import blocks
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import ReshardWork, Share, Step, chain_through
+from reshard.steps import ReshardWork, Share, Step, chain_through, step_of
 from reshard.tables import bytes_text, plain
 
 CODE_ENGINES = ("jax", "torch")
@@ -182,15 +182,13 @@ class Plan(ReshardWork):
         def end(sharding: Sharding) -> Sharding:
             return parting.of_part(sharding, self.shape, shape, self.parts)
 
-        steps = tuple(
-            replace(
-                step,
-                reshard=Reshard(end(step.before), end(step.after), shape, self.dtype),
-                kind="",
-                kept=None if step.kept is None else end(step.kept),
-            )
-            for step in self.shares[share].steps
-        )
+        def of_part(step: Step) -> Step:
+            reshard = Reshard(end(step.before), end(step.after), shape, self.dtype)
+            kept = None if step.kept is None else end(step.kept)
+            part = step_of(reshard, step.near, step.ring, kept, step.across)
+            return part if step.chunks == 1 else replace(part, chunks=step.chunks)
+
+        steps = tuple(map(of_part, self.shares[share].steps))
         return Plan(Reshard(end(self.source), end(self.target), shape, self.dtype), steps)
 
     @cached_property
