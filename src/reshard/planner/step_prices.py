@@ -17,12 +17,13 @@ each row go to the other device, 2 rows a device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import combinations
 from math import prod
 from typing import Any, NamedTuple
 
+from reshard.axis import Axis
 from reshard.digits import Digit, Digits, nest
 from reshard.exchange.by_digits import close_chains
 from reshard.exchange.ring_roles import MOST_PLACES, RingRoles, change_places
@@ -48,6 +49,17 @@ class DigitRoles(NamedTuple):
     """Per dim, the element strides at which its digits begin and end."""
     elements: int
     """Of every tile."""
+
+
+class DimRoles(NamedTuple):
+    """What digits of the devices do in one dim."""
+
+    roles: list[tuple[int, Cuts]]
+    """The numbers of those that cut it, and how."""
+    cuts: frozenset[int]
+    """The element strides at which they begin and end."""
+    shards: int
+    """Into how many parts they cut it."""
 
 
 class Sending(NamedTuple):
@@ -88,6 +100,7 @@ class StepPrices:
         self._chains = [set[int]() for _ in shape]
         self._parts: dict[Digit, tuple[tuple[int, int, int], ...] | None] = {}
         self._roles: dict[Sharding, DigitRoles | None] = {}
+        self._dims: dict[tuple[Mesh, int, tuple[Axis, ...]], DimRoles | None] = {}
         self._sendings: dict[tuple[tuple[Role, ...], tuple[Role, ...], int], Sending | None] = {}
         self._uses: dict[tuple[Sending, int], Use] = {}
         self._rings_of: dict[tuple[Any, ...], AlongRing | None] = {}
@@ -307,8 +320,9 @@ class StepPrices:
         determined_by, gathered = close_chains(self.digits, before.roles, after.roles, near)
         kinds = tuple([kind_of(before.roles[number], after.roles[number]) for number in gathered])
         pattern = Pattern.of(self.digits, determined_by, gathered, kinds)
-        is_sent = bool(gathered) or not pattern.stays
-        return Sending(pattern, after.elements // pattern.gathered_digits.size if is_sent else 0)
+        if not gathered and pattern.stays:
+            return Sending(pattern, 0)
+        return Sending(pattern, after.elements // prod([self.digits[number].size for number in gathered]))
 
     def _do_nest(self, dim: int, cuts: frozenset[int], others: frozenset[int]) -> bool:
         """Whether all cuts of a dim nest, which most do with all before them."""
@@ -341,14 +355,41 @@ class StepPrices:
             return None
         if mesh.is_maximal:
             return DigitRoles((), (frozenset(),) * len(shape), prod(shape))
-        ties = _ties(sharding, shape) if not sharding.is_woven else _woven_ties(sharding, shape)
+        dims = self._dims_by_blocks(sharding) if not sharding.is_woven else self._woven_dims(sharding)
+        roles: list[Role] = [None] * len(self.digits)
+        cuts: list[frozenset[int]] = []
+        shards = 1
+        for dim in dims:
+            if dim is None:
+                return None
+            for number, role in dim.roles:
+                roles[number] = role
+            cuts.append(dim.cuts)
+            shards *= dim.shards
+        return DigitRoles(tuple(roles), tuple(cuts), prod(shape) // shards)
+
+    def _dims_by_blocks(self, sharding: Sharding) -> Iterator[DimRoles | None]:
+        """Per dim what digits do there, where each shard has one block."""
+        for number, dim in enumerate(sharding.dims):
+            key = sharding.mesh, number, dim.axes
+            if key not in self._dims:
+                digits = [sharding.mesh.digit_of(axis) for axis in dim.axes]
+                self._dims[key] = self._dim_roles(_ties_of_dim(number, self.shape[number], digits))
+            yield self._dims[key]
+
+    def _woven_dims(self, sharding: Sharding) -> Iterator[DimRoles | None]:
+        """The same where blocks are dealt."""
+        ties = sharding.layout.ties(self.shape) if Tiling.of(sharding, self.shape).is_even() else None
+        for number in range(len(self.shape)):
+            yield self._dim_roles(None if ties is None else [tie for tie in ties if tie.dim == number])
+
+    def _dim_roles(self, ties: Sequence[Tie] | None) -> DimRoles | None:
+        """The same of a dim that digits cut so; None where it is not cut evenly, or by other digits."""
         if ties is None:
             return None
-        roles: list[Role] = [None] * len(self.digits)
-        cuts: list[set[int]] = [set() for _ in shape]
-        shards = 1
+        roles, cuts, shards = list[tuple[int, Cuts]](), set[int](), 1
         for dim, digit, element in ties:
-            cuts[dim].update((element, element * digit.size))
+            cuts.update((element, element * digit.size))
             if digit.stride == NOWHERE:
                 continue
             parts = self._parts_of(digit)
@@ -357,27 +398,19 @@ class StepPrices:
             shards *= digit.size
             for number, ratio, count in parts:
                 step = element * ratio
-                roles[number] = Cuts(dim, step)
-                cuts[dim].update((step, step * count))
-        return DigitRoles(tuple(roles), tuple(map(frozenset, cuts)), prod(shape) // shards)
+                roles.append((number, Cuts(dim, step)))
+                cuts.update((step, step * count))
+        return DimRoles(roles, frozenset(cuts), shards)
 
 
-def _ties(sharding: Sharding, shape: Sequence[int]) -> list[Tie] | None:
-    """Which digit cuts which dim at which element stride; None where dims are not cut evenly."""
-    ties = []
-    for dim, (length, cutting) in enumerate(zip(shape, sharding.dims, strict=True)):
-        digits = [sharding.mesh.digit_of(axis) for axis in cutting.axes]
-        shards = prod([size for _, size in digits])
-        if length % shards:
-            return None
-        stride = length // shards or 1
-        for digit in reversed(digits):
-            if digit.size > 1:
-                ties.append(Tie(dim, digit, stride))
-                stride *= digit.size
+def _ties_of_dim(dim: int, length: int, digits: Sequence[Digit]) -> list[Tie] | None:
+    """At which element strides digits cut a dim; None where they do not cut it evenly."""
+    shards = prod([size for _, size in digits])
+    if length % shards:
+        return None
+    ties, stride = list[Tie](), length // shards or 1
+    for digit in reversed(digits):
+        if digit.size > 1:
+            ties.append(Tie(dim, digit, stride))
+            stride *= digit.size
     return ties
-
-
-def _woven_ties(sharding: Sharding, shape: tuple[int, ...]) -> list[Tie] | None:
-    """The same where blocks are dealt."""
-    return sharding.layout.ties(shape) if Tiling.of(sharding, shape).is_even() else None
