@@ -33,6 +33,11 @@ from numpy.typing import NDArray
 from reshard.digits import Positions
 from reshard.mix import Floats, best_mix
 
+MOST_PAIRS = 64
+"""Up to how many devices of a ring all pairs of its links are looked at, else such alone as are near or half a ring away.
+
+What these say of all others is less, so that the best mix decides more often.
+"""
 SAME = 1e-9
 """Loads that differ by no more than so much of them are the same."""
 IN_ANY_CASE = np.array(
@@ -108,15 +113,18 @@ def _passed(size: int) -> _Passed:
     each, own = passes.astype(np.float64), np.eye(2 * size)
     fixed = np.vstack([own, -each / 2])
     one = np.vstack([own, each / 2 - 0.5])
-    first, second = np.repeat(np.arange(size), size), np.tile(np.arange(size), size) + size
-    either = fixed[:, first] + fixed[:, second]
-    either[2 * size :] += passes[:, first] & passes[:, second]
+    steps = np.arange(size) if size <= MOST_PAIRS else np.array([0, 1, size // 2])
+    first = np.repeat(np.arange(size), len(steps))
+    then = (first + np.tile(steps, size)) % size
+    either = fixed[:, first] + fixed[:, then + size]
+    either[2 * size :] += passes[:, first] & passes[:, then + size]
     kinds = [fixed, either, one[:, :size], one[:, size:]]
-    for begin in (0, size):
-        first, second = np.array(np.triu_indices(size)) + begin
-        two = fixed[:, first] + fixed[:, second]
-        two[2 * size :] -= ~(passes[:, first] | passes[:, second]) - 0.5
-        kinds.append(two)
+    is_once = (first <= then) | (size > MOST_PAIRS)
+    for way in (slice(0, size), slice(size, None)):
+        pair = fixed[:, way][:, first[is_once]] + fixed[:, way][:, then[is_once]]
+        passed = passes[:, way][:, first[is_once]] | passes[:, way][:, then[is_once]]
+        pair[2 * size :] -= ~passed - 0.5
+        kinds.append(pair)
     return _Passed(each, np.hstack(kinds), np.cumsum([0, *(kind.shape[1] for kind in kinds[:-1])]))
 
 
