@@ -196,6 +196,43 @@ def test_by_way_of_a_third_is_no_cheaper_for_large_tensors(
             (16, 9, 16),
             ('[{}, {"a"}, {}], unreduced={"b", "c"}', '[{"a", "b"}, {}, {"c"}]', '[{"c"}, {"b"}, {}]'),
         ),
+        # sliced by all axes, and gathered, or gathered last in the order of the source
+        (
+            "tpu-v5e-16x16",
+            {"A": 4, "B": 4, "C": 2, "D": 2, "E": 4},
+            (2048, 4096),
+            ('[{}, {"A", "C"}]', '[{"B", "D"}, {"E", "A"}]', '[{}, {"D"}]'),
+        ),
+        # gathered while values are partial
+        (
+            "h100-32x8",
+            {"a": 4, "b": 4, "c": 4, "d": 4},
+            (5, 60),
+            ('[{"a"}, {}], unreduced={"b", "d"}', '[{}, {"c"}], unreduced={"b", "d"}', '[{"d"}, {}]'),
+        ),
+        (
+            "gb200-nvl72-4x72",
+            {"a": 4, "b": 4, "c": 3, "d": 6},
+            (3, 12),
+            (
+                '[{"c", "d"}, {}], unreduced={"a", "b"}',
+                '[{"a", "c"}, {"d"}], unreduced={"b"}',
+                '[{"d"}, {"a", "c"}]',
+            ),
+        ),
+        (
+            "tpu-v5p-8x8x8",
+            {"a": 8, "b": 8, "c": 8},
+            (5, 10),
+            ('[{}, {"c", "b"}], unreduced={"a"}', '[{"a"}, {"b", "c"}]', '[{}, {"c", "a"}]'),
+        ),
+        # combined in place, and gathered
+        (
+            "tpu-v5p-8x8x8",
+            {"a": 8, "b": 8, "c": 8},
+            (27, 6, 20),
+            ('[{"a"}, {}, {}], unreduced={"b"}', '[{"b", "c"}, {}, {}]', '[{"a", "b"}, {"c"}, {}]'),
+        ),
     ],
 )
 def test_by_way_of_a_third_is_no_cheaper_for_tensors_of_any_size(

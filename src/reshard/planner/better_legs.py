@@ -13,6 +13,7 @@ from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.candidates import at_once, candidates, collectives, level_strides
 from reshard.planner.fewer_messages import one_axis_apart
+from reshard.planner.middles import about_least_seconds
 from reshard.planner.policy import best_first, shrinks_first
 from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
@@ -21,6 +22,8 @@ from reshard.steps import Route
 
 SETTLED = ("Slice", "AllGather", "AllToAll")
 """Steps that no other chain takes the place of."""
+SPLIT = 1.6
+"""A step that takes up to so many times the least is seldom better in several."""
 CACHED = 1024
 """How many legs are kept."""
 
@@ -46,14 +49,28 @@ def _with_one_better_leg(plan: Plan, network: Network) -> Plan | None:
         if len(steps) == 1 and steps[0].kind in SETTLED:
             continue
         reshard = replace(plan.reshard, source=steps[0].before, target=steps[-1].after)
+        seconds = sum((plan.step_seconds or ())[start:stop])
+        if _is_about_least(reshard, network, seconds, is_step=len(steps) == 1):
+            continue
         try:
             timed = _ways(reshard, network, is_step=len(steps) == 1)
         except ReshardError:  # the one step has pieces too many to be priced
             continue
-        if min(way.seconds for way in timed) < sum((plan.step_seconds or ())[start:stop]) * (1 - 1e-9):
+        if min(way.seconds for way in timed) < seconds * (1 - 1e-9):
             leg = best_first(list(fastest(timed, RoutePrices.of(reshard, network), Options(network))))[0]
             return replace(plan, steps=(*plan.steps[:start], *leg.steps, *plan.steps[stop:]))
     return None
+
+
+def _is_about_least(reshard: Reshard, network: Network, seconds: float, *, is_step: bool) -> bool:
+    """Whether a leg takes so little that no other is looked for, by hops of all that changes and bytes along rings."""
+    prices = RoutePrices.of(reshard, network)
+    if any(level.is_switch for level in network.levels):
+        return False
+    before, after = map(prices.of_steps.roles_of, prices.ends) if prices.by_digits else (None, None)
+    if before is None or after is None:
+        return False
+    return seconds <= about_least_seconds(prices.of_steps, before, after) * (SPLIT if is_step else 1.0)
 
 
 def _legs(count: int) -> list[tuple[int, int]]:

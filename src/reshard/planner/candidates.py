@@ -314,18 +314,32 @@ def _spread(
 
 
 def refined(
-    sharding: Sharding, axes: tuple[Axis, ...], beside: Sharding, shape: tuple[int, ...], *, evenly: bool = True
+    sharding: Sharding,
+    axes: tuple[Axis, ...],
+    beside: Sharding,
+    shape: tuple[int, ...],
+    *,
+    evenly: bool = True,
+    in_order: bool = False,
 ) -> Sharding | None:
     """The first of the `refinements`; None where there are no axes, or dims have no such parts."""
-    return next(refinements(sharding, axes, beside, shape, evenly=evenly), None) if axes else None
+    ways = refinements(sharding, axes, beside, shape, evenly=evenly, in_order=in_order)
+    return next(ways, None) if axes else None
 
 
 def refinements(
-    sharding: Sharding, axes: Iterable[Axis], beside: Sharding, shape: tuple[int, ...], *, evenly: bool = True
+    sharding: Sharding,
+    axes: Iterable[Axis],
+    beside: Sharding,
+    shape: tuple[int, ...],
+    *,
+    evenly: bool = True,
+    in_order: bool = False,
 ) -> Iterator[Sharding]:
     """The sharding with its dims cut further by all of `axes`: each the dim that it cuts in `beside`, or any.
 
-    Evenly, or in no more parts than there are elements.
+    Evenly, or in no more parts than there are elements; in the order of `axes`, or those first that cut `beside`, in
+    the order in which they do.
 
     >>> from reshard.mesh import Mesh
     >>> mesh = Mesh.of(x=2, y=2)
@@ -340,6 +354,9 @@ def refinements(
     ]
     pieces, _ = aligned(list(axes), [axis for axis, _ in cutting], sizes)
     homes = {piece: number for piece in pieces for axis, number in cutting if axis.contains(piece)}
+    if in_order:
+        places = {piece: place for piece in pieces for place, (axis, _) in enumerate(cutting) if axis.contains(piece)}
+        pieces = tuple(sorted(pieces, key=lambda piece: places.get(piece, len(cutting))))
 
     def placed(added: tuple[tuple[Axis, ...], ...], parts: Sequence[int]) -> Iterator[tuple[tuple[Axis, ...], ...]]:
         """What each dim is cut by besides, of all pieces, from what some are and into how many parts that cuts dims."""

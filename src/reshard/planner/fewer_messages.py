@@ -7,6 +7,7 @@
     one axis apart  an axis inside hosts changes by itself, first or last: what then crosses between hosts goes to one
                     device of each, not to all
     sliced first    axes that the source does not use cut it, and what is left of it is gathered
+    partial values  what is partial is gathered as it is, and combined then, or combined in place and gathered
     few hosts       devices of a host share out what leaves by where it goes (`to_few_hosts`)
 
 By hand, 2 hosts of 2 devices, 1 s a message, from rows by both axes to columns by `y`: every device sends to the three
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 
 from reshard.axis import Axis, difference, merged
@@ -38,6 +40,7 @@ from reshard.planner.candidates import by_levels, kept_cuts, refined, slow_strid
 from reshard.planner.policy import is_small
 from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.planner.to_few_hosts import to_few_hosts
+from reshard.problem import becomes_unreduced
 from reshard.sharding import Sharding
 from reshard.steps import Route
 
@@ -162,6 +165,37 @@ def sliced_first(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
     for middle in dict.fromkeys(sliced):
         if middle is not None:
             yield Route((middle, kept_cuts(middle, target)))
+
+
+def gathered_partial(prices: RoutePrices) -> Iterator[Route]:
+    """The ways that gather all that the target cuts otherwise before values are combined, or after they are.
+
+    What is gathered as it is may be combined for the target at once, or by all; near replicas send, or any.
+
+    >>> from reshard.mesh import Mesh
+    >>> from reshard.network import Network
+    >>> from reshard.problem import Reshard
+    >>> mesh = Mesh.of(a=2, b=4)
+    >>> reshard = Reshard.of(Sharding.of(mesh, "a", unreduced="b"), Sharding.of(mesh, "b"), (8,))
+    >>> for route in gathered_partial(RoutePrices.of(reshard, Network.preset("h100-8"))):
+    ...     print(*(middle.text() for middle in route.middles))
+    [{}], unreduced={"b"}
+    [{}], unreduced={"b"}
+    [{}], unreduced={"b"} [{}]
+    [{}], unreduced={"b"} [{}]
+    [{"a"}] [{}]
+    [{"a"}] [{}]
+    """
+    source, target = prices.ends
+    if not becomes_unreduced(target, source) or source.mesh != target.mesh or source.is_woven or target.is_woven:
+        return
+    partial = difference(source.unreduced, becomes_unreduced(target, source), source.mesh.sizes)
+    in_place = replace(source, unreduced=partial)
+    combined = replace(kept_cuts(source, target), unreduced=partial, reduction=source.reduction)
+    waiting = replace(combined, unreduced=source.unreduced, reduction=source.reduction)
+    for middles in ((waiting,), (waiting, combined), (in_place, combined)):
+        passed = tuple([middle for middle in middles if middle not in prices.ends])
+        yield from [Route(passed, near) for near in (0, 1)]
 
 
 def _gathered_apart(timed: Sequence[TimedRoute], prices: RoutePrices) -> Iterator[Route]:

@@ -41,8 +41,8 @@ from reshard.tiling import Tiling
 
 SOONER = 1.1
 """How many times less than the best plan a middle is to take by its rough price."""
-NEAR = 1.3
-"""Up to so many times what few plans take much less than a plan has no middles."""
+NEAR, NEAR_PARTIAL = 1.4, 1.3
+"""Up to so many times what few plans take much less than a plan has no middles, and where values are partial."""
 FAR_SOONER = 1.6
 """The same where that price is often too low: of uneven tiles, and where values are partial no longer."""
 TRIED = 2
@@ -98,7 +98,7 @@ def worth_trying(reshard: Reshard, network: Network, seconds: float) -> list[Tim
         return []
     source, target, tensor = reshard.source, reshard.target, RoughTensor(reshard, network)
     direct = tensor.leg(source, target)
-    if direct is None or direct.about_seconds() * NEAR >= seconds:
+    if direct is None or direct.is_about(seconds / (NEAR_PARTIAL if source.unreduced else NEAR)):
         return []
     is_exact = not source.unreduced and all(tiling.is_even() for tiling in reshard.tilings)
     growing_on = network if any(level.latency_s for level in network.levels) else None
@@ -131,26 +131,22 @@ class Leg(NamedTuple):
     strides: Sequence[int]
     """Within which replicas may send, as `Step.near`."""
 
-    def about_seconds(self) -> float:
-        """What few plans take much less than: two starts, if they take long, or hops of all that changes, and bytes.
+    def is_about(self, seconds: float) -> bool:
+        """Whether few plans take much less than that: two starts, if they take long, or all hops, and bytes.
 
         Half round a ring at the most. Of collectives on one level the bytes are known with the hops, which so count
         twice: these are seldom to be done sooner.
         """
         network = self.prices.network
+        hops_s = hops_seconds(_changed(self.prices, self.before, self.after), network)
         least_s = self.prices.least_seconds(self.before, self.after, 2 if network.launch_s else 1)
-        hops_s = 0.0
-        for level in network.levels:
-            if not level.is_switch:
-                hops = sum([digit.end - digit.stride for digit in self._changed() if digit.lies_in(level.digit)])
-                most = level.size // 2 if level.link == "ring" else level.size - 1
-                hops_s += min(hops // level.stride, most) * level.latency_s
-        return max(least_s, hops_s + max(self.least_busy(), default=0.0)) if hops_s else least_s
+        if max(least_s, hops_s) >= seconds:
+            return True
+        return bool(hops_s) and hops_s + max(self.least_busy(), default=0.0) >= seconds
 
-    def _changed(self) -> list[Digit]:
-        """The digits of the position that no longer cut what they did."""
-        ends = zip(self.prices.digits, self.before.roles, self.after.roles, strict=True)
-        return [digit for digit, old, new in ends if old is not None and old != new]
+    def least_seconds(self) -> float:
+        """What it takes about at the least."""
+        return about_least_seconds(self.prices, self.before, self.after)
 
     def least_busy(self) -> tuple[float, ...]:
         """What levels do at the least; endless where digits do not say it."""
@@ -193,9 +189,39 @@ class RoughTensor:
         return self._of_values[sharding]
 
 
+def hops_seconds(digits: Iterable[Digit], network: Network) -> float:
+    """What hops take to all places along these digits of the position on rings and lines; half round a ring at most."""
+    listed, seconds = list(digits), 0.0
+    for level in network.levels:
+        if not level.is_switch:
+            end = level.stride * level.size
+            hops = sum(
+                [digit.end - digit.stride for digit in listed if level.stride <= digit.stride < end >= digit.end]
+            )
+            most = level.size // 2 if level.link == "ring" else level.size - 1
+            seconds += min(hops // level.stride, most) * level.latency_s
+    return seconds
+
+
+def about_least_seconds(prices: StepPrices, before: DigitRoles, after: DigitRoles) -> float:
+    """What a step takes at the least, but for what replicas nearby save: hops of all that changes, or bytes."""
+    changed = _changed(prices, before, after)
+    if not changed:  # a slice
+        return 0.0
+    return max(hops_seconds(changed, prices.network), prices.least_seconds(before, after, 1))
+
+
+def _changed(prices: StepPrices, before: DigitRoles, after: DigitRoles) -> list[Digit]:
+    """The digits of the position that no longer cut what they did."""
+    ends = zip(prices.digits, before.roles, after.roles, strict=True)
+    return [digit for digit, old, new in ends if old is not None and old != new]
+
+
 def _seconds_of(first: Leg | None, rest: Leg | None, limit_s: float) -> float:
     """What two steps take; endless where that is a limit or more, which what they do at the least may show."""
     if first is None or rest is None:
+        return inf
+    if first.least_seconds() + rest.least_seconds() >= limit_s:
         return inf
     least = list(map(add, first.least_busy(), rest.least_busy()))
     if max(least, default=0.0) >= limit_s:

@@ -1,7 +1,7 @@
 """The plan that takes the least time on a network.
 
 Candidates come first, then what is like them: along rings, in fewer messages, with axes placed anew, with what is
-partial combined by itself, in shares.
+partial combined by itself, in shares; and on rings what is gathered last.
 Further ways come after these, where the best so far is far from the least, and take its place only if they are sooner.
 A tensor of uneven tiles goes the ways of the next larger one too that has none, and last one of even tiles that not all
 axes divide.
@@ -29,7 +29,8 @@ from reshard.network.pricing import uses_of
 from reshard.planner import better_legs
 from reshard.planner.candidates import at_once, candidates
 from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes, whole_steps
-from reshard.planner.fewer_messages import few_hosts, in_fewer_messages, sliced_first
+from reshard.planner.fewer_messages import few_hosts, gathered_partial, in_fewer_messages, sliced_first
+from reshard.planner.gathered_last import gathered_last
 from reshard.planner.joined import finer, going_on, joined
 from reshard.planner.middles import SOONER, worth_trying
 from reshard.planner.mixes import with_shares
@@ -64,7 +65,7 @@ CACHED_PLANS = 1024
 def fastest_plan(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
     best, timed = _fastest_between(reshard, network, options)
-    best = _by_middles(_by_finer_ends(best, timed), timed)
+    best = _gathered_partial(_by_middles(_by_finer_ends(best, timed), timed), timed)
     is_as_good = not _is_even(reshard) or not _is_far_from_least(best, RoutePrices.of(reshard, network))
     return best if is_as_good else _by_larger_tensors(best)
 
@@ -75,6 +76,27 @@ def _fastest_between(reshard: Reshard, network: Network, options: Options) -> tu
     known, timed = _fastest_of_candidates(reshard, network, options)
     best = _by_further_ways(known, timed)
     return best if _is_even(reshard) else _by_larger_tensors(best), timed
+
+
+def _fastest_leg(reshard: Reshard, network: Network, options: Options) -> Plan:
+    """The same, and of ways that gather partial values."""
+    return _gathered_partial(*_fastest_between(reshard, network, options))
+
+
+def _gathered_partial(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
+    """The plan, or a sooner one that gathers small partial values; last, for it takes the place of what led further."""
+    reshard, network = best.reshard, best.options.network
+    if network is None or not best.seconds or not reshard.source.unreduced:
+        return best
+    if not is_small(reshard) or not _may_grow(network):
+        return best
+    prices = RoutePrices.of(reshard, network)
+    return _sooner(gathered_partial(prices), best, timed, prices)
+
+
+def _may_grow(network: Network) -> bool:
+    """Whether small tiles may be larger on the way than at both ends: where there are latencies."""
+    return any(level.latency_s for level in network.levels)
 
 
 def _is_even(reshard: Reshard) -> bool:
@@ -136,11 +158,11 @@ def _by_way_of(middles: Iterable[Sharding], best: Plan, timed: Sequence[TimedRou
     prices = RoutePrices.of(reshard, network)
     for middle in middles:
         with suppress(ReshardError):  # what cannot be made is none
-            first, _ = _fastest_between(replace(reshard, target=middle), network, options)
+            first = _fastest_leg(replace(reshard, target=middle), network, options)
             rest_s = (best.seconds or 0.0) + network.call_s - (first.seconds or 0.0)  # a call both pay, and joined once
             if rest_s <= 0:
                 continue
-            rest, _ = _fastest_between(replace(reshard, source=middle), network, options)
+            rest = _fastest_leg(replace(reshard, source=middle), network, options)
             if (rest.seconds or 0.0) < rest_s:
                 more = _others(timed, going_on([share.steps for share in first.shares], rest), prices)
                 along = prices.by_digits and _is_worth_handing_on(best, network)
@@ -189,6 +211,8 @@ def _by_further_ways(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     if prices.by_digits:
         best = _sooner(few_hosts(prices, best.seconds), best, timed, prices)
     best = _sooner(sliced_first(prices, best.seconds or 0.0), best, timed, prices)
+    if _may_grow(network):
+        best = _sooner(gathered_last(prices, (best.seconds or 0.0) - network.call_s), best, timed, prices, legs=False)
     seconds, more = best.seconds or 0.0, list[Route]()
     if reshard.source.unreduced and (is_small(reshard) or _is_far_from_least(best, prices)):
         count = 1 if is_small(reshard) else COMBINED
@@ -197,11 +221,13 @@ def _by_further_ways(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     return _best_of(others, prices, options, best, timed) if others else best
 
 
-def _sooner(routes: Iterable[Route], best: Plan, timed: Sequence[TimedRoute], prices: RoutePrices) -> Plan:
-    """The best plan, or that of a route which takes less whole."""
+def _sooner(
+    routes: Iterable[Route], best: Plan, timed: Sequence[TimedRoute], prices: RoutePrices, *, legs: bool = True
+) -> Plan:
+    """The best plan, or that of a route which takes less whole; `legs` is that of `_best_of`."""
     limit_s, further = (best.seconds or 0.0) - prices.network.call_s, list(routes)
     more = [way for way in _others(timed[:1], further, prices) if way.seconds < limit_s] if further else []
-    return _best_of(more, prices, best.options, best, timed) if more else best
+    return _best_of(more, prices, best.options, best, timed, legs=legs) if more else best
 
 
 def _others(timed: Sequence[TimedRoute], routes: Iterable[Route], prices: RoutePrices) -> list[TimedRoute]:
@@ -330,6 +356,7 @@ def _best_of(
     beside: Sequence[TimedRoute] = (),
     *,
     along: bool = False,
+    legs: bool = True,
 ) -> Plan:
     """The plan of one of these routes, or of shares of them, that takes least.
 
@@ -340,6 +367,7 @@ def _best_of(
         known: the best plan of other routes, where there are any.
         beside: these others.
         along: that of `with_shares`.
+        legs: whether those of the best route are planned anew.
     """
     known_s = inf if known is None else (known.seconds or 0.0)
     least = min((way.seconds for way in timed), default=inf)
@@ -349,7 +377,7 @@ def _best_of(
     if prices.least_seconds_of_parts() >= min(least, known_s):
         return best_first(plans)[0]
     best = best_first([*plans, *_in_parts(timed, prices, options, known_s)])[0]
-    if best.parts == 1 and best is not known:
+    if legs and best.parts == 1 and best is not known:
         best = overlapped(better_legs.with_better_legs(best))
     return with_shares(best, [*beside, *timed], along=along)
 
