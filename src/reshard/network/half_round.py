@@ -34,7 +34,7 @@ from reshard.digits import Positions
 from reshard.mix import Floats, best_mix
 
 MOST_PAIRS = 64
-"""Up to how many devices of a ring all pairs of its links are looked at, else such alone as are near or half a ring away.
+"""Up to how many devices of a ring all pairs of its links are looked at, else those that are near or opposite alone.
 
 What these say of all others is less, so that the best mix decides more often.
 """
