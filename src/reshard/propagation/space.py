@@ -311,17 +311,17 @@ class Options:
         """Costs of pairs where what is combined on the way to another place is combined where it is, then moved."""
         kinds: dict[tuple[int, ...], list[int]] = {}
         for number, option in enumerate(self.all):
-            if not option.has_windows:
-                kinds.setdefault(option.unreduced, []).append(number)
+            kinds.setdefault(option.unreduced, []).append(number)
+        is_in_place = self.nested & ~np.array([option.has_windows for option in self.all], dtype=np.bool_)
         cost = cost.copy()
         for before, after in itertools.permutations(kinds, 2):
             if not {*after} < {*before}:
                 continue
             rows, columns = np.array(kinds[before]), np.array(kinds[after])
             pairs, on = (rows[:, None], columns), cost[columns[:, None], columns]
-            onward = np.where(self.nested[pairs], cost[pairs], np.inf)
+            onward = np.where(is_in_place[pairs], cost[pairs], np.inf)
             least = np.array([np.minimum.reduce(row[:, None] + on) for row in onward])
-            cost[pairs] = np.where(self.nested[pairs], cost[pairs], least)
+            cost[pairs] = np.where(is_in_place[pairs], cost[pairs], least)
         return cost
 
     def received(self, inside: Iterable[int] | None = None) -> Costs:
@@ -339,15 +339,16 @@ class Options:
         """
         counted = frozenset(range(len(self.pieces.all)) if inside is None else inside)
         count = len(self.all)
-        overlap, tile = np.ones((count, count)), np.ones(count)
+        overlap, (tile, mean) = np.ones((count, count)), np.ones((2, count))
         nested = np.ones((count, count), dtype=np.bool_)
         for size, (cut_by, which) in zip(self.shape, self.cuts, strict=True):
             lists = tuple(tuple(n for n in axes if n in counted) for axes in cut_by)
-            side = np.array([-(-size // self.pieces.count(axes)) for axes in lists], dtype=np.float64)
+            parts = np.array([self.pieces.count(axes) for axes in lists], dtype=np.int64)
+            side = np.asarray(-(-size // parts), dtype=np.float64)
             pairs = which[:, None], which
             nested &= self.pieces.begin(lists)[pairs]
             overlap *= np.minimum(side[:, None], side)[pairs]
-            tile *= side[which]
+            tile, mean = tile * side[which], mean * (size / parts)[which]
         nested |= ~(self.is_even[:, None] & self.is_even[None, :])
         received = tile[None, :] - np.where(nested, overlap, 0.0)
         kinds, which = self._kinds(counted)
@@ -355,8 +356,7 @@ class Options:
             lost, kept, gained = self._waits_of(list(kinds), which)
             size = self.pieces.count(counted)
             apart = np.where(self.is_even[:, None] & self.is_even, 1 - 1 / self._sizes_carried(counted)[0], 0.0)
-            share = np.where(self.is_even[None, :], (lost - 2 + apart) * prod(self.shape) * kept / size, 0.0)
-            combined = tile[None, :] + np.maximum(share, 0.0)
+            combined = np.maximum(tile, mean + (lost - 2 + apart) * prod(self.shape) * kept / size)
             received = np.where(lost > 1, np.where(gained > 1, np.inf, combined), received)
             for wait, column in kinds.items():
                 rows, uncut, parts = self._giving(wait)
