@@ -308,21 +308,38 @@ class Options:
         return nested
 
     def in_steps(self, cost: Costs) -> Costs:
-        """Costs of pairs where what is combined on the way to another place is combined where it is, then moved."""
+        """Costs of pairs where what waits otherwise in another place goes in two steps.
+
+        What is combined on the way is combined where it is, then moved; what becomes unreduced along a piece that does
+        not cut last in its dim is moved first to where it does.
+        """
         kinds: dict[tuple[int, ...], list[int]] = {}
         for number, option in enumerate(self.all):
             kinds.setdefault(option.unreduced, []).append(number)
         is_in_place = self.nested & ~np.array([option.has_windows for option in self.all], dtype=np.bool_)
         cost = cost.copy()
         for before, after in itertools.permutations(kinds, 2):
-            if not {*after} < {*before}:
-                continue
             rows, columns = np.array(kinds[before]), np.array(kinds[after])
-            pairs, on = (rows[:, None], columns), cost[columns[:, None], columns]
-            onward = np.where(is_in_place[pairs], cost[pairs], np.inf)
-            least = np.array([np.minimum.reduce(row[:, None] + on) for row in onward])
-            cost[pairs] = np.where(is_in_place[pairs], cost[pairs], least)
+            pairs = rows[:, None], columns
+            if {*after} < {*before}:
+                on, onward = cost[columns[:, None], columns], np.where(is_in_place[pairs], cost[pairs], np.inf)
+                least = np.array([np.minimum.reduce(row[:, None] + on) for row in onward])
+                cost[pairs] = np.where(is_in_place[pairs], cost[pairs], least)
+            elif {*before} < {*after}:
+                is_last = self._cut_last({*after} - {*before})[rows]
+                giving = cost[rows[is_last][:, None], columns]
+                for row in rows[~is_last].tolist():
+                    cost[row, columns] = np.min(cost[row, rows[is_last]][:, None] + giving, axis=0, initial=np.inf)
         return cost
+
+    def _cut_last(self, pieces: set[int]) -> NDArray[np.bool_]:
+        """Per option whether in every dim some pieces stand behind all others, or cut it not at all."""
+        is_last = np.ones(len(self.all), dtype=np.bool_)
+        for lists, which in self.cuts:
+            others = [sum(piece not in pieces for piece in cut_by) for cut_by in lists]
+            is_behind = [pieces.isdisjoint(cut_by[:count]) for cut_by, count in zip(lists, others, strict=True)]
+            is_last &= np.array(is_behind, dtype=np.bool_)[which]
+        return is_last
 
     def received(self, inside: Iterable[int] | None = None) -> Costs:
         """Per pair of options, elements that the busiest device receives at the least when one becomes the other.
