@@ -30,12 +30,13 @@ from reshard.dtypes import DType, dtype_named
 from reshard.errors import ReshardError
 from reshard.network.inflow import groups_of
 from reshard.operations.operation import Operation
-from reshard.propagation.borders import lacked, with_windows
+from reshard.propagation.borders import with_windows
 from reshard.propagation.domains import Domains
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.graph import first_alike
 from reshard.propagation.handing_on import handed_label, with_handing_on
 from reshard.propagation.known_options import flowing
+from reshard.propagation.lacking import lacked_of_windows, lacked_unevenly
 from reshard.propagation.message_waits import waits
 from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
 from reshard.propagation.space import Costs, Options
@@ -364,7 +365,10 @@ class Model:
             odd = {n for n, option in enumerate(own.all) if option.sharding is not None}.difference(windows)
             every = range(len(own.all))
             pairs = [*product(sorted(odd), every), *product([n for n in every if n not in odd], sorted(odd))]
-            for window, lacking in lacked(own, self.net.uneven).items():
+            unevenly = lacked_unevenly(own, self.net.uneven)
+            if unevenly.any():
+                bound = np.maximum(bound, self._taken_for(unevenly * dtype.itemsize, own))
+            for window, lacking in lacked_of_windows(own, self.net.uneven).items():
                 bound[:, window] = self._taken_for(lacking * dtype.itemsize, own)
             bound[windows, :] = np.inf  # no value is kept so
             bound[windows, windows] = 0.0

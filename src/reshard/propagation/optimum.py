@@ -59,6 +59,8 @@ NEAR = 5e-2
 HOPED = 2e-3
 """As a part of the cost, what a large program must gain by a choice to be begun with more, and what it must be thought
 to gain to be improved at what the planner says."""
+MUCH = 0.02
+"""As a part of the cost, what a choice must gain along the axes to be expanded again."""
 AXIS_TURNS = 6
 """How often along one axis."""
 ROUNDS = 12
@@ -75,9 +77,10 @@ FEW = 0.5
 """Operations are kept alike that are, where so many of all are not."""
 MOST_PASSED = 3e10
 """Over how many costs of links messages go at the most where no time is set: about a minute."""
-WHOLE_TURNS, GROWTH = 8, 1e-2
+WHOLE_TURNS, WIDE_TURNS, GROWTH = 8, 16, 1e-2
 """How often messages go over a program whose operations are kept alike, to bound it whatever they are, at most.
 
+The second where few went over it before, since values have hundreds of options.
 No longer than that lets the bound grow, each time by such a part of it.
 """
 FEWEST_LESSONS, LESSONS = 8, 1600
@@ -135,6 +138,7 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
     bounded = Bounded(small, MOST_PASSED if deadline is None else inf)
     best = _searched(small, bounded, flows, is_late)
     if not is_tied:
+        bounded.finish(is_late)
         return _explained(model, best, LowerBound.known(model.bound_of(bounded.bound)))
     alike = model.tied(classes, kinds_of(model, classes))
     options = {id(own): best.options[id(shared)] for own, shared in zip(alike.variables, small.variables, strict=True)}
@@ -143,7 +147,7 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
     def of_the_whole() -> float:
         whole = CopiedDual(model, alike, classes, moved(alike, of_kinds(alike, shares, classes), picked))
         whole.begin(handed)
-        whole.run(WHOLE_TURNS, is_late, GROWTH)
+        whole.run(WIDE_TURNS if bounded.is_wide else WHOLE_TURNS, is_late, GROWTH)
         return model.bound_of(whole.bound)
 
     least = LowerBound(of_the_whole, alike.dissolve)
@@ -235,7 +239,7 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
             if _is_proved(best, bounded.bound, _enough(model)):
                 best.run()
             elif not (is_large and _is_proved(best, bounded.bound, NEAR)):
-                _axis_by_axis(model, best, is_late)
+                _axis_by_axis_and_expanded(model, best, is_late, by_pieces=bounded.is_wide)
             if is_large:  # what one value gains, it does along an axis
                 best.unsettled.clear()
             settled, is_open = best.cost, not is_large
@@ -291,8 +295,6 @@ def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Calla
         is_over = since >= _patience(best, bounded) or bounded.is_spent or is_late()
         if is_over or _is_proved(best, bounded.bound, enough):
             break
-    if bounded.is_wide:
-        _join(best, bounded.finish(is_late))
     if not _is_proved(best, bounded.bound, enough) and not is_late():
         expand(best)
     if is_small and not _is_proved(best, bounded.bound):
@@ -362,13 +364,24 @@ def _flowing(model: Model, flow: Flow) -> Picked:
     return cheapest(model, options)
 
 
-def _axis_by_axis(model: Model, best: Descent, is_late: Callable[[], bool]) -> None:
-    """Improve a choice along one axis after another, until none gains."""
-    axes = [
-        {mesh: [number for number, piece in enumerate(pieces.all) if piece.name == name]}
-        for mesh, pieces in model.pieces.items()
-        for name in dict.fromkeys(piece.name for piece in pieces.all)
-    ]
+def _axis_by_axis_and_expanded(model: Model, best: Descent, is_late: Callable[[], bool], *, by_pieces: bool) -> None:
+    """Improve a choice along axes, and expand it where that has gained much, in turns."""
+    while True:
+        before = best.cost
+        _axis_by_axis(model, best, is_late, by_pieces=by_pieces)
+        if best.cost >= before * (1 - MUCH) or is_late():
+            break
+        expand(best)
+
+
+def _axis_by_axis(model: Model, best: Descent, is_late: Callable[[], bool], *, by_pieces: bool) -> None:
+    """Improve a choice along one axis after another, or one piece of them after another, until none gains."""
+    axes = []
+    for mesh, pieces in model.pieces.items():
+        named: dict[object, list[int]] = {}
+        for number, piece in enumerate(pieces.all):
+            named.setdefault(piece if by_pieces else piece.name, []).append(number)
+        axes += [{mesh: numbers} for numbers in named.values()]
     quiet = turn = 0
     most = len(axes) - (len(model.nodes) > MEDIUM)
     while quiet <= most and turn < ROUNDS and not is_late():

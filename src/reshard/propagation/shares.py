@@ -24,7 +24,10 @@ from reshard.propagation.model import Model
 TURNS, FEW_TURNS = 20, 8
 """How often messages go forth and back at first, and after each step, at most."""
 LEAST_TURNS, MOST_AT_ONCE = 2, 1e9
-"""How often they do so at the least, and over how many costs of links they go at a time, at most, beyond that."""
+"""How often they do so at the least, and over how many costs of links they go at a time, at most, beyond that.
+
+The first also between all choices until likely ones are known.
+"""
 STEP = 0.5
 """Which part of what is paid the first step moves; the later ones less, by the root of their number."""
 WIDE = 5e6
@@ -73,21 +76,20 @@ class Bounded:
         elif self._steps:
             self._dual.divide(self._latest)
         turns = TURNS if self._steps == int(self.is_wide) else FEW_TURNS
+        turns = LEAST_TURNS if self.is_wide and not self._steps else turns
         self._dual.run(min(turns, self._most_turns), lambda: is_late() or self.is_spent)
         self._steps += 1
         self._choice = self._dual.choice()
         self._keep()
         return self._choice
 
-    def finish(self, is_late: Callable[[], bool]) -> Picked:
-        """Bound all choices under the division that was the best for likely ones; the choice that comes of it."""
+    def finish(self, is_late: Callable[[], bool]) -> None:
+        """Bound all choices, where the latest steps looked at likely ones, under the division that was the best."""
         if self._dual is not self._whole:
             self._dual, self._highest, self._latest = self._whole, self.bound, self.shares
             self._whole.divide(self.shares)
             self._whole.run(min(FEW_TURNS, self._most_turns), lambda: is_late() or self.is_spent)
-            self._choice = self._whole.choice()
             self._keep()
-        return self._choice
 
     @property
     def _most_turns(self) -> int:

@@ -308,21 +308,38 @@ class Options:
         return nested
 
     def in_steps(self, cost: Costs) -> Costs:
-        """Costs of pairs where what is combined on the way to another place is combined where it is, then moved."""
+        """Costs of pairs where what waits otherwise in another place goes in two steps.
+
+        What is combined on the way is combined where it is, then moved; what becomes unreduced along a piece that does
+        not cut last in its dim is moved first to where it does.
+        """
         kinds: dict[tuple[int, ...], list[int]] = {}
         for number, option in enumerate(self.all):
-            if not option.has_windows:
-                kinds.setdefault(option.unreduced, []).append(number)
+            kinds.setdefault(option.unreduced, []).append(number)
+        is_in_place = self.nested & ~np.array([option.has_windows for option in self.all], dtype=np.bool_)
         cost = cost.copy()
         for before, after in itertools.permutations(kinds, 2):
-            if not {*after} < {*before}:
-                continue
             rows, columns = np.array(kinds[before]), np.array(kinds[after])
-            pairs, on = (rows[:, None], columns), cost[columns[:, None], columns]
-            onward = np.where(self.nested[pairs], cost[pairs], np.inf)
-            least = np.array([np.minimum.reduce(row[:, None] + on) for row in onward])
-            cost[pairs] = np.where(self.nested[pairs], cost[pairs], least)
+            pairs = rows[:, None], columns
+            if {*after} < {*before}:
+                on, onward = cost[columns[:, None], columns], np.where(is_in_place[pairs], cost[pairs], np.inf)
+                least = np.array([np.minimum.reduce(row[:, None] + on) for row in onward])
+                cost[pairs] = np.where(is_in_place[pairs], cost[pairs], least)
+            elif {*before} < {*after}:
+                is_last = self._cut_last({*after} - {*before})[rows]
+                giving = cost[rows[is_last][:, None], columns]
+                for row in rows[~is_last].tolist():
+                    cost[row, columns] = np.min(cost[row, rows[is_last]][:, None] + giving, axis=0, initial=np.inf)
         return cost
+
+    def _cut_last(self, pieces: set[int]) -> NDArray[np.bool_]:
+        """Per option whether in every dim some pieces stand behind all others, or cut it not at all."""
+        is_last = np.ones(len(self.all), dtype=np.bool_)
+        for lists, which in self.cuts:
+            others = [sum(piece not in pieces for piece in cut_by) for cut_by in lists]
+            is_behind = [pieces.isdisjoint(cut_by[:count]) for cut_by, count in zip(lists, others, strict=True)]
+            is_last &= np.array(is_behind, dtype=np.bool_)[which]
+        return is_last
 
     def received(self, inside: Iterable[int] | None = None) -> Costs:
         """Per pair of options, elements that the busiest device receives at the least when one becomes the other.
@@ -339,15 +356,16 @@ class Options:
         """
         counted = frozenset(range(len(self.pieces.all)) if inside is None else inside)
         count = len(self.all)
-        overlap, tile = np.ones((count, count)), np.ones(count)
+        overlap, (tile, mean) = np.ones((count, count)), np.ones((2, count))
         nested = np.ones((count, count), dtype=np.bool_)
         for size, (cut_by, which) in zip(self.shape, self.cuts, strict=True):
             lists = tuple(tuple(n for n in axes if n in counted) for axes in cut_by)
-            side = np.array([-(-size // self.pieces.count(axes)) for axes in lists], dtype=np.float64)
+            parts = np.array([self.pieces.count(axes) for axes in lists], dtype=np.int64)
+            side = np.asarray(-(-size // parts), dtype=np.float64)
             pairs = which[:, None], which
             nested &= self.pieces.begin(lists)[pairs]
             overlap *= np.minimum(side[:, None], side)[pairs]
-            tile *= side[which]
+            tile, mean = tile * side[which], mean * (size / parts)[which]
         nested |= ~(self.is_even[:, None] & self.is_even[None, :])
         received = tile[None, :] - np.where(nested, overlap, 0.0)
         kinds, which = self._kinds(counted)
@@ -355,8 +373,7 @@ class Options:
             lost, kept, gained = self._waits_of(list(kinds), which)
             size = self.pieces.count(counted)
             apart = np.where(self.is_even[:, None] & self.is_even, 1 - 1 / self._sizes_carried(counted)[0], 0.0)
-            share = np.where(self.is_even[None, :], (lost - 2 + apart) * prod(self.shape) * kept / size, 0.0)
-            combined = tile[None, :] + np.maximum(share, 0.0)
+            combined = np.maximum(tile, mean + (lost - 2 + apart) * prod(self.shape) * kept / size)
             received = np.where(lost > 1, np.where(gained > 1, np.inf, combined), received)
             for wait, column in kinds.items():
                 rows, uncut, parts = self._giving(wait)
