@@ -168,11 +168,15 @@ class Net:
         return Fusion(self.graph.operations)
 
     @cached_property
-    def uneven(self) -> str:
-        """The rule for uneven dims of all shardings that were given and cut anything, if it is one."""
+    def rules_of_uneven(self) -> frozenset[str]:
+        """The rules for uneven dims of all shardings that were given and cut anything."""
         annotations = self.graph.annotations.values()
-        rules = {sharding.uneven for sharding in annotations if any(dim.axes for dim in sharding.dims)}
-        return rules.pop() if len(rules) == 1 else "ceil"
+        return frozenset([sharding.uneven for sharding in annotations if any(dim.axes for dim in sharding.dims)])
+
+    @property
+    def uneven(self) -> str:
+        """The rule of them all, if it is one."""
+        return next(iter(self.rules_of_uneven)) if len(self.rules_of_uneven) == 1 else "ceil"
 
     def sharding(self, number: int, dims: Sequence[Axes], like: Sharding | None = None) -> Sharding:
         """A value with these axes on its dims, otherwise as another sharding, or as nothing was said."""

@@ -365,9 +365,6 @@ class Model:
             odd = {n for n, option in enumerate(own.all) if option.sharding is not None}.difference(windows)
             every = range(len(own.all))
             pairs = [*product(sorted(odd), every), *product([n for n in every if n not in odd], sorted(odd))]
-            unevenly = lacked_unevenly(own, self.net.uneven)
-            if unevenly.any():
-                bound = np.maximum(bound, self._taken_for(unevenly * dtype.itemsize, own))
             for window, lacking in lacked_of_windows(own, self.net.uneven).items():
                 bound[:, window] = self._taken_for(lacking * dtype.itemsize, own)
             bound[windows, :] = np.inf  # no value is kept so
@@ -382,7 +379,18 @@ class Model:
             before = own.pieces.sharding(own.all[a], reduction, self.net.uneven)
             after = wanted.pieces.sharding(wanted.all[b], reduction, self.net.uneven)
             bound[a, b] = self.chooser.prices.least_bytes(Ends(before, after, own.shape, dtype)) * self.goal.per_byte
-        return bound, own.in_steps(bound + self._waits(own, dtype.itemsize)) if own is wanted else bound
+        return bound, self._guessed(bound, own, dtype.itemsize) if own is wanted else bound
+
+    def _guessed(self, bound: Costs, options: Options, itemsize: int) -> Costs:
+        """What reshards between options cost as far as is known before the planner is asked.
+
+        Where tiles are uneven each has a busiest device of its own; of these the bounds, which are added up, say less.
+        """
+        known = bound
+        unevenly = lacked_unevenly(options, self.net.uneven) if len(self.net.rules_of_uneven) < 2 else np.zeros(())
+        if unevenly.any():
+            known = np.maximum(bound, self._taken_for(unevenly * itemsize, options))
+        return options.in_steps(known + self._waits(options, itemsize))
 
     def _taken_for(self, received: Costs, options: Options) -> Costs:
         """What it costs at the least that a device receives so many bytes, of values with some options."""

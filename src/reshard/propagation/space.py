@@ -356,16 +356,15 @@ class Options:
         """
         counted = frozenset(range(len(self.pieces.all)) if inside is None else inside)
         count = len(self.all)
-        overlap, (tile, mean) = np.ones((count, count)), np.ones((2, count))
+        overlap, tile = np.ones((count, count)), np.ones(count)
         nested = np.ones((count, count), dtype=np.bool_)
         for size, (cut_by, which) in zip(self.shape, self.cuts, strict=True):
             lists = tuple(tuple(n for n in axes if n in counted) for axes in cut_by)
-            parts = np.array([self.pieces.count(axes) for axes in lists], dtype=np.int64)
-            side = np.asarray(-(-size // parts), dtype=np.float64)
+            side = np.array([-(-size // self.pieces.count(axes)) for axes in lists], dtype=np.float64)
             pairs = which[:, None], which
             nested &= self.pieces.begin(lists)[pairs]
             overlap *= np.minimum(side[:, None], side)[pairs]
-            tile, mean = tile * side[which], mean * (size / parts)[which]
+            tile *= side[which]
         nested |= ~(self.is_even[:, None] & self.is_even[None, :])
         received = tile[None, :] - np.where(nested, overlap, 0.0)
         kinds, which = self._kinds(counted)
@@ -373,14 +372,16 @@ class Options:
             lost, kept, gained = self._waits_of(list(kinds), which)
             size = self.pieces.count(counted)
             apart = np.where(self.is_even[:, None] & self.is_even, 1 - 1 / self._sizes_carried(counted)[0], 0.0)
-            combined = np.maximum(tile, mean + (lost - 2 + apart) * prod(self.shape) * kept / size)
+            share = np.where(self.is_even[None, :], (lost - 2 + apart) * prod(self.shape) * kept / size, 0.0)
+            combined = tile[None, :] + np.maximum(share, 0.0)
             received = np.where(lost > 1, np.where(gained > 1, np.inf, combined), received)
             for wait, column in kinds.items():
                 rows, uncut, parts = self._giving(wait)
                 if len(rows):  # each device its own part, and zeros elsewhere
                     columns = (which == column).nonzero()[0]
                     whole = np.where(uncut[:, None] < 0, np.inf, received[uncut[:, None], columns])
-                    received[rows[:, None], columns] = whole / parts[:, None]
+                    is_same = self.is_even[rows][:, None] & self.is_even[columns] | (whole == np.inf)
+                    received[rows[:, None], columns] = np.where(is_same, whole / parts[:, None], 0.0)
         foreign = [number for number, option in enumerate(self.all) if option.sharding is not None]
         received[foreign], received[:, foreign] = 0.0, 0.0
         return np.asarray(received)
@@ -390,6 +391,7 @@ class Options:
 
         Of values that are combined, where several pieces go from dim to dim: each of them leaves one part in n to
         devices that have some, and they do so one by one unless they change places.
+        And where tiles come out uneven, whatever the mean of all devices is above the largest tile.
         """
         everything = range(len(self.pieces.all))
         kinds, which = self._kinds(frozenset(everything))
@@ -398,8 +400,11 @@ class Options:
         lost, kept, gained = self._waits_of(list(kinds), which)
         is_combined = (lost > 1) & (gained == 1) & self.is_even[:, None] & self.is_even
         largest, product = self._sizes_carried(everything)
-        share = (1 / largest - 1 / product) * prod(self.shape) * kept / self.pieces.count(everything)
-        return np.where(is_combined, share, 0.0)
+        each = prod(self.shape) * kept / self.pieces.count(everything)
+        mean = prod(self.shape) / self.parts.prod(axis=1, dtype=np.float64) + (lost - 2) * each
+        is_uneven = (lost > 1) & (gained == 1) & ~self.is_even & [option.sharding is None for option in self.all]
+        share = np.where(is_combined, (1 / largest - 1 / product) * each, 0.0)
+        return np.where(is_uneven, np.maximum(mean - self.tiles, 0.0), share)
 
     def _kinds(self, counted: frozenset[int]) -> tuple[dict[frozenset[int], int], Numbers]:
         """The sets of pieces along which values wait, numbered, and which of them each option has."""
