@@ -4,8 +4,8 @@ What pieces cut evenly is known in closed form (`space.py`).
 Else a tile is in each dim a few runs, device by device, and what a device has of another tile is the product of what
 their runs share.
 
-By hand, on x = 4, a dim of 2: two devices have an element each, two have none; to be cut by nothing three devices lack
-something, the last two all of it, and from there on no device lacks anything.
+By hand, on x = 4, a dim of 2: two devices have an element each, two have none. Where all are to have both, the last two
+lack both; from there on nobody lacks anything.
 
 >>> from reshard.mesh import Mesh
 >>> from reshard.propagation.space import Pieces

@@ -384,7 +384,7 @@ class Model:
     def _guessed(self, bound: Costs, options: Options, itemsize: int) -> Costs:
         """What reshards between options cost as far as is known before the planner is asked.
 
-        Where tiles are uneven each has a busiest device of its own; of these the bounds, which are added up, say less.
+        Where tiles are uneven each reshard has its own busiest device; bounds, which are added up, do not count it.
         """
         known = bound
         unevenly = lacked_unevenly(options, self.net.uneven) if len(self.net.rules_of_uneven) < 2 else np.zeros(())
