@@ -7,6 +7,7 @@ import pytest
 from scipy.optimize import linprog
 
 from reshard.mix import Floats
+from reshard.network import half_round
 from reshard.network.half_round import _parted, fullest_of_parted
 
 SIZES = (2, 4, 6, 8, 12)
@@ -49,3 +50,21 @@ def test_the_fullest_link_is_that_of_the_linear_program(size: int) -> None:
         programs = [solved(*ring) for ring in zip(fixed, halfway, strict=True)]
         assert fullest_of_parted(carried, halfway) == pytest.approx(max(programs))
         assert _parted(carried[0].ravel(), halfway[0], 0.0) == pytest.approx(programs[0])
+
+
+def test_long_rings_look_at_near_and_opposite_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the pairs that are left say of the others is less, and the best mix makes up for it."""
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(half_round, "MOST_PAIRS", 2)
+    half_round._passed.cache_clear()
+    for size in (8, 10, 16):
+        for _ in range(20):
+            fixed, halfway, carried = drawn(rng, 2, size)
+            programs = [solved(*ring) for ring in zip(fixed, halfway, strict=True)]
+            assert fullest_of_parted(carried, halfway) == pytest.approx(max(programs))
+    half_round._passed.cache_clear()
+
+
+def test_the_tables_of_a_long_ring_are_small() -> None:
+    """All pairs of the links of 256 devices would take 800 MB."""
+    assert half_round._passed(256).sums.nbytes < 64 * 2**20
