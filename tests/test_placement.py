@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import random
 from collections.abc import Sequence
@@ -570,3 +571,16 @@ def test_gates_on_many_qubits_are_proved() -> None:
         x = program.op(f"{' '.join(labels)}, {ends} -> {' '.join(changed)}", x, gate)
     program.output(x)
     assert program.propagate().is_proved
+
+
+def test_a_placement_holds_no_messages() -> None:
+    """Its bound is found when somebody asks, of what was handed on, not of the tables over which that went."""
+    program = Program(Mesh.of(x=2, y=2))
+    value = program.input("x", (64, 64), "float32", Sharding.of(program.mesh, "x", "y"))
+    for _ in range(40):
+        value = program.op("ij,jk->ik", value, value)
+    program.output(value, Sharding.of(program.mesh, "y", "x"))
+    placed = program.propagate()
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, shares.Bounded)]
+    assert placed.bound <= placed.cost

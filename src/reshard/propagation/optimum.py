@@ -143,11 +143,12 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
     alike = model.tied(classes, kinds_of(model, classes))
     options = {id(own): best.options[id(shared)] for own, shared in zip(alike.variables, small.variables, strict=True)}
     picked, shares, handed = Picked(options, best.layouts), bounded.shares, bounded.handed
+    turns = WIDE_TURNS if bounded.is_wide else WHOLE_TURNS  # the bound is found later, and holds none of these tables
 
     def of_the_whole() -> float:
         whole = CopiedDual(model, alike, classes, moved(alike, of_kinds(alike, shares, classes), picked))
         whole.begin(handed)
-        whole.run(WIDE_TURNS if bounded.is_wide else WHOLE_TURNS, is_late, GROWTH)
+        whole.run(turns, is_late, GROWTH)
         return model.bound_of(whole.bound)
 
     least = LowerBound(of_the_whole, alike.dissolve)
