@@ -21,6 +21,7 @@ from reshard.digits import Digits
 from reshard.exchange.ring_flows import CACHED, Fixed, KindsAndFlows, RingUnits, Roles
 from reshard.exchange.ring_roles import RingRoles
 from reshard.exchange.transposed_flows import transposed_flows
+from reshard.mix import Floats
 
 
 class RingLoads(NamedTuple):
@@ -31,10 +32,15 @@ class RingLoads(NamedTuple):
     hops: tuple[float, ...]
     """That of the fullest of each hop."""
 
+    @classmethod
+    def of(cls, carried: Floats) -> RingLoads:
+        """Those of what each link carries in each hop, a row per hop."""
+        return cls(float(carried.sum(axis=0).max(initial=0.0)), tuple(carried.max(axis=1).tolist()))
+
 
 def ring_loads(roles: RingRoles) -> RingLoads:
     """What a change loads links of the fullest of its rings with."""
-    kinds = [_loads(KindsAndFlows.of(*roles.numbered(values))) for values in roles.kinds()]
+    kinds = [RingLoads.of(KindsAndFlows.of(*roles.numbered(values)).flows.loads()) for values in roles.kinds()]
     hops = zip_longest(*(kind.hops for kind in kinds), fillvalue=0.0)
     return RingLoads(max(kind.fullest for kind in kinds), tuple(map(max, hops)))
 
@@ -47,14 +53,7 @@ def least_along(roles: RingRoles) -> float:
 @lru_cache(64)
 def transposed_loads(size: int) -> RingLoads:
     """What links of two rings of a size carry, in tiles, where their devices change places."""
-    carried = transposed_flows(size).loads()
-    return RingLoads(float(carried.sum(axis=0).max()), tuple(carried.max(axis=1).tolist()))
-
-
-def _loads(change: KindsAndFlows) -> RingLoads:
-    """The same of one kind of rings."""
-    carried = change.flows.loads()
-    return RingLoads(float(carried.sum(axis=0).max(initial=0.0)), tuple(carried.max(axis=1).tolist()))
+    return RingLoads.of(transposed_flows(size).loads())
 
 
 @lru_cache(CACHED)

@@ -38,9 +38,6 @@ from reshard.steps import Route
 TRIED = 2
 """How many of the ways are tried, those first that may take least."""
 
-Roles = Sequence[Role]
-"""What the digits of the position do."""
-
 
 def gathered_last(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
     """The ways, those left out that are known to take about as long as a limit."""
@@ -77,7 +74,9 @@ def _worth_gathering(prices: RoutePrices, limit_s: float) -> list[Sharding | Non
     return [None if dims is None else replace(target, dims=dims, replicated=()) for _, dims in worth]
 
 
-def _coarser(sharding: Sharding, roles: Roles, prices: RoutePrices) -> Iterator[tuple[tuple[DimSharding, ...], Roles]]:
+def _coarser(
+    sharding: Sharding, roles: Sequence[Role], prices: RoutePrices
+) -> Iterator[tuple[tuple[DimSharding, ...], Sequence[Role]]]:
     """A sharding as it is, and with a dim that its last axis cuts no more, or that is whole; with its roles."""
     yield sharding.dims, roles
     for dim, cutting in enumerate(sharding.dims):
@@ -88,7 +87,7 @@ def _coarser(sharding: Sharding, roles: Roles, prices: RoutePrices) -> Iterator[
             yield dims, [None if any(map(digit.lies_in, dropped)) else role for digit, role in digits]
 
 
-def _least_gather_s(prices: RoutePrices, roles: Roles) -> float:
+def _least_gather_s(prices: RoutePrices, roles: Sequence[Role]) -> float:
     """What it takes about, at the least, to gather what all digits cut to what these roles cut."""
     digits = list(zip(prices.of_steps.digits, roles, strict=True))
     idle = [digit for digit, role in digits if role is None]

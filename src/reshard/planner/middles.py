@@ -33,7 +33,7 @@ from reshard.digits import Digit
 from reshard.dim_sharding import DimSharding
 from reshard.network import Network
 from reshard.planner.candidates import refinements, slow_strides
-from reshard.planner.policy import shrinks_between
+from reshard.planner.policy import may_grow, shrinks_between
 from reshard.planner.step_prices import DigitRoles, StepPrices
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -101,7 +101,7 @@ def worth_trying(reshard: Reshard, network: Network, seconds: float) -> list[Tim
     if direct is None or direct.is_about(seconds / (NEAR_PARTIAL if source.unreduced else NEAR)):
         return []
     is_exact = not source.unreduced and all(tiling.is_even() for tiling in reshard.tilings)
-    growing_on = network if any(level.latency_s for level in network.levels) else None
+    growing_on = network if may_grow(network) else None
     timed: list[TimedMiddle] = []
     for middle in middles(source, target, reshard.shape):
         limit_s = seconds / (SOONER if is_exact or middle.unreduced else FAR_SOONER)

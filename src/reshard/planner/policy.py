@@ -45,6 +45,11 @@ def shrinks_between(reshard: Reshard, largest_tiles: Sequence[int], network: Net
     return largest <= max(tiling.largest_tile for tiling in reshard.tilings)
 
 
+def may_grow(network: Network) -> bool:
+    """Whether small tiles may be larger on the way than at both ends: where there are latencies."""
+    return any(level.latency_s for level in network.levels)
+
+
 def best_first(plans: list[Plan]) -> list[Plan]:
     """The plans by time on their network, then as without one."""
     network = plans[0].options.network if plans else None

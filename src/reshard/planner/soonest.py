@@ -36,7 +36,7 @@ from reshard.planner.middles import SOONER, worth_trying
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
-from reshard.planner.policy import best_first, is_small, shrinks_first
+from reshard.planner.policy import best_first, is_small, may_grow, shrinks_first
 from reshard.planner.route_prices import TIE, RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
@@ -88,15 +88,10 @@ def _gathered_partial(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     reshard, network = best.reshard, best.options.network
     if network is None or not best.seconds or not reshard.source.unreduced:
         return best
-    if not is_small(reshard) or not _may_grow(network):
+    if not is_small(reshard) or not may_grow(network):
         return best
     prices = RoutePrices.of(reshard, network)
     return _sooner(gathered_partial(prices), best, timed, prices)
-
-
-def _may_grow(network: Network) -> bool:
-    """Whether small tiles may be larger on the way than at both ends: where there are latencies."""
-    return any(level.latency_s for level in network.levels)
 
 
 def _is_even(reshard: Reshard) -> bool:
@@ -211,7 +206,7 @@ def _by_further_ways(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     if prices.by_digits:
         best = _sooner(few_hosts(prices, best.seconds), best, timed, prices)
     best = _sooner(sliced_first(prices, best.seconds or 0.0), best, timed, prices)
-    if _may_grow(network):
+    if may_grow(network):
         best = _sooner(gathered_last(prices, (best.seconds or 0.0) - network.call_s), best, timed, prices, legs=False)
     seconds, more = best.seconds or 0.0, list[Route]()
     if reshard.source.unreduced and (is_small(reshard) or _is_far_from_least(best, prices)):

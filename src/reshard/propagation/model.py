@@ -387,9 +387,9 @@ class Model:
         Where tiles are uneven each reshard has its own busiest device; bounds, which are added up, do not count it.
         """
         known = bound
-        unevenly = lacked_unevenly(options, self.net.uneven) if len(self.net.rules_of_uneven) < 2 else np.zeros(())
-        if unevenly.any():
-            known = np.maximum(bound, self._taken_for(unevenly * itemsize, options))
+        if len(self.net.rules_of_uneven) < 2:
+            lacking = lacked_unevenly(options, self.net.uneven)
+            known = np.maximum(bound, self._taken_for(lacking * itemsize, options)) if lacking.any() else bound
         return options.in_steps(known + self._waits(options, itemsize))
 
     def _taken_for(self, received: Costs, options: Options) -> Costs:

@@ -75,8 +75,10 @@ class Bounded:
             self._highest = -np.inf
         elif self._steps:
             self._dual.divide(self._latest)
-        turns = TURNS if self._steps == int(self.is_wide) else FEW_TURNS
-        turns = LEAST_TURNS if self.is_wide and not self._steps else turns
+        if self.is_wide and not self._steps:
+            turns = LEAST_TURNS
+        else:
+            turns = TURNS if self._steps == int(self.is_wide) else FEW_TURNS
         self._dual.run(min(turns, self._most_turns), lambda: is_late() or self.is_spent)
         self._steps += 1
         self._choice = self._dual.choice()
