@@ -5,6 +5,7 @@
     candidates.py       ways that lead from source to target
     route_prices.py     what a way takes on a network before it is a chain of steps
     step_prices.py      what one step takes, from what digits do before and after it
+    rough_prices.py     what one step takes about and at the least, told before it is made
     level_ways.py       ways that change what one level of a network does at a time
     level_moves.py      what such a change asks of its level
     held_by_hosts.py    what hosts hold, as axes between them cut it

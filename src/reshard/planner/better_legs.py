@@ -13,8 +13,8 @@ from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.candidates import at_once, candidates, collectives, level_strides
 from reshard.planner.fewer_messages import one_axis_apart
-from reshard.planner.middles import about_least_seconds
 from reshard.planner.policy import best_first, shrinks_first
+from reshard.planner.rough_prices import about_least_seconds
 from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard

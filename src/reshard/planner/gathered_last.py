@@ -29,7 +29,7 @@ from math import prod
 
 from reshard.dim_sharding import DimSharding
 from reshard.planner.candidates import kept_cuts, refined
-from reshard.planner.middles import hops_seconds
+from reshard.planner.rough_prices import hops_seconds
 from reshard.planner.route_prices import RoutePrices
 from reshard.refinement import Cuts, Role
 from reshard.sharding import Sharding

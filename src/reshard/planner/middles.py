@@ -2,8 +2,7 @@
 
 What takes least from end to end is sometimes known only to and from what each dim has of the one end or of the other.
 Few tensors have such a middle, and to plan two legs takes as long as to plan two tensors, so a price comes first that
-takes little to tell: each leg in one step, by what digits do (`step_prices`), of a tensor that all cuts divide.
-There partial values are one more dim, cut by the axes along which they are partial: to combine them is to gather it.
+takes little to tell: each leg in one step (`rough_prices`).
 
 By hand, 16 bytes on a ring of 16, partial on pairs of neighbours, cut by the eight pairs and wanted whole: to combine
 takes one hop of 1 us and to gather 8 of them, in either order 9 us; cut further by pairs what is combined is halved.
@@ -29,12 +28,11 @@ from operator import add, attrgetter
 from typing import Any, NamedTuple
 
 from reshard.axis import Axis, common_prefix, difference
-from reshard.digits import Digit
 from reshard.dim_sharding import DimSharding
 from reshard.network import Network
-from reshard.planner.candidates import refinements, slow_strides
+from reshard.planner.candidates import refinements
 from reshard.planner.policy import may_grow, shrinks_between
-from reshard.planner.step_prices import DigitRoles, StepPrices
+from reshard.planner.rough_prices import Leg, RoughTensor
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.tiling import Tiling
@@ -120,101 +118,6 @@ def _may_have_middles(reshard: Reshard) -> bool:
     source, target = reshard.source, reshard.target
     is_plain = source.mesh == target.mesh and not source.mesh.is_maximal and not source.is_woven and not target.is_woven
     return is_plain and not target.unreduced and bool(prod(reshard.shape))
-
-
-class Leg(NamedTuple):
-    """One step of a tensor that all cuts divide."""
-
-    prices: StepPrices
-    before: DigitRoles
-    after: DigitRoles
-    strides: Sequence[int]
-    """Within which replicas may send, as `Step.near`."""
-
-    def is_about(self, seconds: float) -> bool:
-        """Whether few plans take much less than that: two starts, if they take long, or all hops, and bytes.
-
-        Half round a ring at the most. Of collectives on one level the bytes are known with the hops, which so count
-        twice: these are seldom to be done sooner.
-        """
-        network = self.prices.network
-        hops_s = hops_seconds(_changed(self.prices, self.before, self.after), network)
-        least_s = self.prices.least_seconds(self.before, self.after, 2 if network.launch_s else 1)
-        if max(least_s, hops_s) >= seconds:
-            return True
-        return bool(hops_s) and hops_s + max(self.least_busy(), default=0.0) >= seconds
-
-    def least_seconds(self) -> float:
-        """What it takes about at the least."""
-        return about_least_seconds(self.prices, self.before, self.after)
-
-    def least_busy(self) -> tuple[float, ...]:
-        """What levels do at the least; endless where digits do not say it."""
-        return self.prices.least_busy(self.before, self.after) or (inf,)
-
-    def seconds(self) -> float:
-        """What it takes; endless where digits do not say it."""
-        uses = [self.prices.use(self.before, self.after, near) for near in self.strides]
-        return min([use.seconds for use in uses if use is not None], default=inf)
-
-
-class RoughTensor:
-    """The next larger tensor that all cuts divide, of as many bytes."""
-
-    def __init__(self, reshard: Reshard, network: Network) -> None:
-        mesh = reshard.source.mesh
-        self.mesh, self.digits, self.network = mesh, mesh.digits.primes(), network
-        self.shape = tuple([-(-size // mesh.size) * mesh.size for size in reshard.shape])
-        self.itemsize = reshard.dtype.itemsize * prod(reshard.shape) / prod(self.shape)
-        self.hosts = slow_strides(network)
-        self._of_values: dict[Sharding, Sharding] = {}
-
-    def leg(self, source: Sharding, target: Sharding) -> Leg | None:
-        """One step; None where digits do not say what they do at its ends."""
-        shape, ends = self.shape, (source, target)
-        if source.unreduced:
-            shape = (prod([self.mesh.digit_of(axis).size for axis in source.unreduced]), *shape)
-            ends = self._with_values(source), self._with_values(target)
-        prices = StepPrices.of(self.digits, shape, self.itemsize, self.network)
-        before, after = map(prices.roles_of, ends)
-        if before is None or after is None:
-            return None
-        return Leg(prices, before, after, (0, *self.hosts) if source.unused_axes() else (0,))
-
-    def _with_values(self, sharding: Sharding) -> Sharding:
-        """With one dim more, of the partial values of which one is made."""
-        if sharding not in self._of_values:
-            dims = (DimSharding(sharding.unreduced), *sharding.dims)
-            self._of_values[sharding] = Sharding(self.mesh, dims)
-        return self._of_values[sharding]
-
-
-def hops_seconds(digits: Iterable[Digit], network: Network) -> float:
-    """What hops take to all places along these digits of the position on rings and lines; half round a ring at most."""
-    listed, seconds = list(digits), 0.0
-    for level in network.levels:
-        if not level.is_switch:
-            end = level.stride * level.size
-            hops = sum(
-                [digit.end - digit.stride for digit in listed if level.stride <= digit.stride < end >= digit.end]
-            )
-            most = level.size // 2 if level.link == "ring" else level.size - 1
-            seconds += min(hops // level.stride, most) * level.latency_s
-    return seconds
-
-
-def about_least_seconds(prices: StepPrices, before: DigitRoles, after: DigitRoles) -> float:
-    """What a step takes at the least, but for what replicas nearby save: hops of all that changes, or bytes."""
-    changed = _changed(prices, before, after)
-    if not changed:  # a slice
-        return 0.0
-    return max(hops_seconds(changed, prices.network), prices.least_seconds(before, after, 1))
-
-
-def _changed(prices: StepPrices, before: DigitRoles, after: DigitRoles) -> list[Digit]:
-    """The digits of the position that no longer cut what they did."""
-    ends = zip(prices.digits, before.roles, after.roles, strict=True)
-    return [digit for digit, old, new in ends if old is not None and old != new]
 
 
 def _seconds_of(first: Leg | None, rest: Leg | None, limit_s: float) -> float:
