@@ -13,7 +13,7 @@ from reshard.contraction.best_first import Search, best_of
 from reshard.contraction.chooser import Chooser, Chosen, ends_of
 from reshard.contraction.einsum_plan import EinsumPlan
 from reshard.contraction.paths import Path, pair_pattern, paths_of
-from reshard.contraction.prices import NOTHING, Effort, Price, added, price_of
+from reshard.contraction.prices import NOTHING, Effort, Ends, Price, added, price_of
 from reshard.contraction.tasks import Calculation, Task
 from reshard.errors import ReshardError
 from reshard.operations.pattern import Term
@@ -47,13 +47,24 @@ class Contracted:
                 yield from operand.parts()
         yield self
 
+    def reshards(self) -> list[Ends]:
+        """Of its operands and its result, from where to where."""
+        return ends_of(self.task, self.chosen.layout, self.chosen.target)
+
+    def received_in_turn(self, chooser: Chooser) -> int:
+        """Bytes that the busiest device of each reshard receives, reshard by reshard, as `Moved.share` counts them."""
+        return sum(
+            chooser.prices.moved(*ends).share * trips
+            for part in self.parts()
+            for ends, trips in zip(part.reshards(), part.task.trip_counts, strict=True)
+        )
+
     def price(self, chooser: Chooser) -> Price:
         """Of all parts, and of the device that is busiest over all their reshards."""
         parts = list(self.parts())
         if len(parts) == 1:
             return self.chosen.price
-        reshards = [ends for part in parts for ends in ends_of(part.task, part.chosen.layout, part.chosen.target)]
-        moved = [chooser.prices.moved(*ends) for ends in reshards]
+        moved = [chooser.prices.moved(*ends) for part in parts for ends in part.reshards()]
         flops = [part.chosen.price.flops for part in parts]
         work = (chooser.work(part.task, part.chosen.layout, each) for part, each in zip(parts, flops, strict=True))
         return price_of(moved, [1] * len(moved), sum(flops), sum(work))
@@ -65,8 +76,7 @@ class Contracted:
             ReshardError: of the planner, where it refuses a reshard.
         """
         calculation = self.task.calculation
-        reshards = ends_of(self.task, self.chosen.layout, self.chosen.target)
-        *operands, output = [chooser.prices.plan(*ends) for ends in reshards]
+        *operands, output = [chooser.prices.plan(*ends) for ends in self.reshards()]
         inputs = tuple(maker if isinstance(maker, int) else maker.plan(chooser) for maker in self.inputs)
         return EinsumPlan(
             calculation.pattern,

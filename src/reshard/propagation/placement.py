@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from reshard.contraction.goal import Goal
-from reshard.contraction.prices import BY_BYTES, busiest, moved_by
+from reshard.contraction.prices import BY_BYTES, busiest, moved_by, received_evenly
 from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -152,11 +152,15 @@ class Placement(Graph):
 
     @property
     def lower_bound_bytes(self) -> int | None:
-        """Bytes that no placement goes below which has no more work, reshard by reshard; None on a network."""
+        """Bytes that no placement goes below which has no more work, reshard by reshard; None on a network.
+
+        Each as `cost` has it: its busiest device, of an all-reduce the share of every device.
+        """
         if self.network is not None:
             return None
+        in_turn = sum(received_evenly(plan) * self.trip_count(value) for value, plan in self.plans.items())
         gap = 0 if self.is_proved else int(self.cost - self.bound)
-        return max(self.received_bytes - gap, 0)
+        return max(min(in_turn - gap, self.received_bytes), 0)
 
     @property
     def lower_bound_seconds(self) -> float | None:

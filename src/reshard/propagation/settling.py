@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.pairwise import Contracted, best_way
-from reshard.contraction.prices import Effort, Price
+from reshard.contraction.prices import Effort
 from reshard.errors import ReshardError
 from reshard.propagation.model import Model
 from reshard.propagation.optimum import Optimum, paid_for
@@ -40,7 +40,7 @@ def settled(model: Model, chooser: Chooser, best: Optimum) -> Optimum:
         except ReshardError:
             continue
         spent += effort.spent
-        cost = _cost(way.price(chooser), chooser, 0.0 if len(costs) == 1 else model.tie_break)
+        cost = _cost(way, chooser, 0.0 if len(costs) == 1 else model.tie_break)
         if cost <= paid * (1 + ALIKE):  # of equals, what an einsum alone would have
             saved += paid - cost
             if len(list(way.parts())) > 1:
@@ -50,8 +50,10 @@ def settled(model: Model, chooser: Chooser, best: Optimum) -> Optimum:
     return best._replace(layouts=layouts, chains=chains, cost=best.cost - saved)
 
 
-def _cost(price: Price, chooser: Chooser, tie_break: float) -> float:
-    """What the goal adds up; of equal bytes the work, but for one operation alone, which goes as an einsum does."""
-    if chooser.goal.is_sum:
-        return price.cost
-    return price.received_bytes + tie_break * price.flops
+def _cost(way: Contracted, chooser: Chooser, tie_break: float) -> float:
+    """What the goal adds up; of equal bytes the work, but for one operation alone, which goes as an einsum does.
+
+    Reshard by reshard, as the whole program: an einsum counts those together that keep different devices busy.
+    """
+    price = way.price(chooser)
+    return price.cost if chooser.goal.is_sum else way.received_in_turn(chooser) + tie_break * price.flops
