@@ -48,8 +48,7 @@ class Descent:
         if before is None:
             self.wanted = {id(variable): {} for variable in self.variables}
             for node in model.nodes:
-                for edge in node.uses:
-                    self._change(edge, self._want(edge), 1)
+                self.want(node, 1)
             self.unsettled = {id(variable): variable for variable in self.variables}
             """What is to be tried in other options: around it something has changed since it was, by identity."""
         else:
@@ -78,6 +77,11 @@ class Descent:
 
     def _want(self, edge: Edge, layout: int | None = None) -> int:
         return edge.picks.listed[self.layouts[edge.node.number] if layout is None else layout]
+
+    def want(self, node: Node, by: int) -> None:
+        """So many uses more or less of what an operation wants of its operands."""
+        for edge in node.uses:
+            self._change(edge, self._want(edge), by)
 
     def _change(self, edge: Edge, option: int, by: int) -> None:
         """One use more or less that wants its operand in an option."""
@@ -166,11 +170,9 @@ class Descent:
         """What an operation costs with those of its operands' reshards that no other shares."""
         variables = {id(edge.variable): edge.variable for edge in node.uses}.values()
         with_it = sum(map(self.shared, variables))
-        for edge in node.uses:
-            self._change(edge, self._want(edge), -1)
+        self.want(node, -1)
         without = sum(map(self.shared, variables))
-        for edge in node.uses:
-            self._change(edge, self._want(edge), 1)
+        self.want(node, 1)
         return self.node_cost(node) + with_it - without
 
     def improve_node(self, node: Node) -> bool:

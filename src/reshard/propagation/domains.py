@@ -3,6 +3,7 @@
 A value of which something is said has what that leaves open; an input of which nothing is said has what was carried to
 it, unless inputs are chosen too; any other value may be cut in every way that divides it, and in those that were
 carried to it.
+In small programs on few devices it may be cut unevenly too, into no more parts than it has elements.
 It may wait to be combined where those who read it can.
 
 By hand, on two devices: x is cut by rows, as is said; what is made of it may be cut along either dim, or not.
@@ -32,6 +33,8 @@ from reshard.propagation.waiting import can_wait, waiting_of
 
 MOST_WAITING = 3
 """Along how many pieces a value that is cut unevenly may wait."""
+FEW_OPERATIONS, FEW_DEVICES = 24, 16
+"""In a program of up to so many operations, on so many devices, values may be cut unevenly whatever flows have."""
 
 
 class Domains:
@@ -138,8 +141,15 @@ class Domains:
             besides.setdefault((mesh, value.shape), {}).update(dict.fromkeys(own))
             for user in {net.meshes[n] for n in self._net.users[number]} - {mesh}:
                 waiting.setdefault((user, value.shape), set())
+        is_large = len(net.values) > FEW_OPERATIONS
         return {
-            (mesh, shape): Options(self.pieces[mesh], shape, along, besides.get((mesh, shape), ()))
+            (mesh, shape): Options(
+                self.pieces[mesh],
+                shape,
+                along,
+                besides.get((mesh, shape), ()),
+                evenly=is_large or mesh.size > FEW_DEVICES,
+            )
             for (mesh, shape), along in waiting.items()
         }
 
@@ -166,6 +176,6 @@ class Domains:
                 for n, option in enumerate(options.all)
                 if along.issuperset(option.unreduced)
                 and option.sharding is None
-                and (options.is_even[n] or option._replace(unreduced=()) in flowing)
+                and (options.is_even[n] or not options.evenly or option._replace(unreduced=()) in flowing)
             ]
         return self._open[key]

@@ -15,7 +15,7 @@ The bound stands beside it: it holds for every choice of the space (`space.py`),
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from reshard.propagation.fixpoint import Flow
 from reshard.propagation.known_options import flowing
 from reshard.propagation.lower_bound import LowerBound
 from reshard.propagation.model import SAME, Model
-from reshard.propagation.nodes import Besides
+from reshard.propagation.nodes import Besides, Variable
 from reshard.propagation.recombining import along, between, recombine
 from reshard.propagation.shares import Bounded, even_shares, moved, of_kinds
 from reshard.propagation.ties import classes_of, kinds_of
@@ -430,19 +430,14 @@ def _explained(model: Model, best: Descent, least: LowerBound, classes: Sequence
         classes: per operation the number of the first one of those that are computed alike; its own unless given.
     """
     net = model.net
-    for edge in (
-        edge for node in model.nodes if net.graph.operations[node.number].name == "output" for edge in node.uses
-    ):
-        variable, result = edge.variable, edge.node.makes[0].variable
-        is_alike = result.options is variable.options  # else they lie on two meshes
-        if is_alike and len(variable.uses) == 1 and variable.makers:
-            wanted = best.options[id(result)]
-            if wanted in variable.domain:  # what only an output reads is made where that wants it
-                best.keep(variable, wanted)
+    for variable, wanted in _only_output(best):  # what only an output reads is made where that wants it
+        kept, cost = best.options[id(variable)], best.cost
+        best.keep(variable, wanted)
+        if best.cost > cost * (1 + SAME):
+            best.keep(variable, kept)
     shardings = [model.sharding(number, best.options[id(variable)]) for number, variable in enumerate(model.variables)]
     layouts: dict[int, ComputeLayout] = {}
     known: dict[tuple[int, int], ComputeLayout] = {}
-    origins: dict[tuple[int, Sharding], Sharding] = {}
     for node in model.nodes:
         operation = net.graph.operations[node.number]
         if operation.name in IDENTICAL:
@@ -458,23 +453,64 @@ def _explained(model: Model, best: Descent, least: LowerBound, classes: Sequence
                 net.uneven,
             )
         layouts[node.number] = known[key]
-    for variable in best.variables:
-        for (table, _), wants in best.wants(variable).items():
-            for before, after in tree(table, best.options[id(variable)], sorted(wants)):
-                if table.is_own and before != best.options[id(variable)]:
-                    for number in variable.copies or (variable.number,):
-                        pair = [model.sharding(number, option) for option in (after, before)]
-                        origins[number, pair[0]] = pair[1]
     numbers = best.layouts
     if classes is not None:
         layouts = {number: layouts[first] for number, first in enumerate(classes) if first in layouts}
         numbers = {number: numbers[first] for number, first in enumerate(classes) if first in numbers}
     picked = Numbered([best.options[id(variable)] for variable in model.variables], dict(numbers))
-    return Optimum(shardings, layouts, origins, best.cost, least, picked)
+    return Optimum(shardings, layouts, _origins(best), best.cost, least, picked)
+
+
+def _only_output(best: Descent) -> Iterator[tuple[Variable, int]]:
+    """The values that nothing but an output reads, and the option in which it wants them, where they may have it."""
+    for node in best.model.nodes:
+        for edge in node.uses if best.model.net.graph.operations[node.number].name == "output" else ():
+            variable, result = edge.variable, edge.node.makes[0].variable
+            is_alike = result.options is variable.options  # else they lie on two meshes
+            wanted = best.options[id(result)]
+            if is_alike and len(variable.uses) == 1 and variable.makers and wanted in variable.domain:
+                yield variable, wanted
+
+
+def _origins(best: Descent) -> dict[tuple[int, Sharding], Sharding]:
+    """As `Optimum.origins`."""
+    origins: dict[tuple[int, Sharding], Sharding] = {}
+    for variable in best.variables:
+        for (table, _), wants in best.wants(variable).items():
+            for before, after in tree(table, best.options[id(variable)], sorted(wants)):
+                if table.is_own and before != best.options[id(variable)]:
+                    for number in variable.copies or (variable.number,):
+                        pair = [best.model.sharding(number, option) for option in (after, before)]
+                        origins[number, pair[0]] = pair[1]
+    return origins
 
 
 def paid_for(model: Model, best: Optimum) -> dict[int, float]:
     """Per operation that computes, what would be saved without it: its work, and reshards that no other shares."""
-    options = {id(variable): option for variable, option in zip(model.variables, best.picked.options, strict=True)}
-    descent = Descent(model, options, dict(best.picked.layouts))
+    descent = _chosen(model, best)
     return {node.number: descent.paid(node) for node in model.nodes if node.number in best.layouts}
+
+
+def origins_without(model: Model, best: Optimum, numbers: Collection[int]) -> Mapping[tuple[int, Sharding], Sharding]:
+    """As `Optimum.origins`, where some operations want nothing that others might be brought from."""
+    descent = _chosen(model, best)
+    for node in model.nodes:
+        if node.number in numbers:
+            descent.want(node, -1)
+    return _origins(descent)
+
+
+def asked_for(model: Model, best: Optimum) -> dict[int, tuple[Sharding, float]]:
+    """Per value that nothing but an output reads, and is kept otherwise: where that wants it, what that costs."""
+    descent = _chosen(model, best)
+    return {
+        variable.number: (model.sharding(variable.number, wanted), descent.shared(variable))
+        for variable, wanted in _only_output(descent)
+        if wanted != descent.options[id(variable)]
+    }
+
+
+def _chosen(model: Model, best: Optimum) -> Descent:
+    """A choice, to be asked what it pays for."""
+    options = {id(variable): option for variable, option in zip(model.variables, best.picked.options, strict=True)}
+    return Descent(model, options, dict(best.picked.layouts))

@@ -142,8 +142,9 @@ class Placement(Graph):
 
     @property
     def bound(self) -> float:
-        """What no placement costs less than, in the space that `reshard.propagation.space` states."""
-        return min(self.least.cost, self.cost)
+        """What no placement costs less than, in the space that `reshard.propagation.space` states; 0 outside it."""
+        least = self.least.cost
+        return min(least, self.cost) if least <= self.cost * (1 + PROVED) else 0.0
 
     @property
     def is_proved(self) -> bool:

@@ -146,15 +146,19 @@ class LayoutSearch:
 
     def placed(self, best: Optimum, limits: Limits = NO_LIMITS) -> Placement:
         """What comes of a choice; single operations are looked at again where that leaves work below a limit."""
+        again = settled(self.model, self.chooser, best)
+        placed = self._explicit(again)
+        if again is not best and not limits.let_compute(placed):
+            placed = self._explicit(best)
+        return placed
+
+    def _explicit(self, best: Optimum) -> Placement:
+        """A choice as a program, with its reasons."""
         for number, sharding in enumerate(best.shardings):
             if (number, sharding) not in self._reasons:
                 self._reasons[number, sharding] = reason(self.net, self.flows, number, sharding)
         reasons = [self._reasons[pair] for pair in enumerate(best.shardings)]
-        again = settled(self.model, self.chooser, best)
-        placed = explicit(self.program, self.net, self.chooser, again, reasons)
-        if again is not best and not limits.let_compute(placed):
-            placed = explicit(self.program, self.net, self.chooser, best, reasons)
-        return placed
+        return explicit(self.program, self.net, self.chooser, best, reasons)
 
     def smaller(self, best: Optimum, placed: Placement, limits: Limits) -> Iterator[tuple[Optimum, Placement]]:
         """Choices where what is too much costs more and more, as long as it is, and the first where it is not.

@@ -7,12 +7,14 @@ time too, between its values as they are kept.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.pairwise import Contracted, best_way
 from reshard.contraction.prices import Effort
 from reshard.errors import ReshardError
 from reshard.propagation.model import Model
-from reshard.propagation.optimum import Optimum, paid_for
+from reshard.propagation.optimum import Optimum, asked_for, origins_without, paid_for
 
 MOST_OPERATIONS = 48
 """Up to how many operations that compute are looked at."""
@@ -23,31 +25,46 @@ EFFORT = 400
 
 
 def settled(model: Model, chooser: Chooser, best: Optimum) -> Optimum:
-    """A choice with what is cheaper for an operation that pays for all its reshards alone."""
+    """A choice with what is cheaper for an operation that pays for all its reshards alone.
+
+    What nothing but an output reads may be made where that wants it too.
+    """
     if len(best.layouts) > MOST_OPERATIONS:
         return best
-    net, costs = model.net, paid_for(model, best)
-    layouts, chains = dict(best.layouts), dict[int, Contracted]()
+    net, costs, asked = model.net, paid_for(model, best), asked_for(model, best)
+    shardings, layouts, ways = list(best.shardings), dict(best.layouts), dict[int, Contracted]()
     saved, spent = 0.0, 0
     for number, paid in sorted(costs.items(), key=lambda item: (-item[1], net.weights[item[0]])):
         if spent > EFFORT:
             break
         if net.calculations[number].reaches:  # whose windows an einsum does not know
             continue
-        effort = Effort(chooser.network)
-        try:
-            way = best_way(net.task(number, best.shardings), chooser, effort)
-        except ReshardError:
-            continue
+        effort, tie_break = Effort(chooser.network), 0.0 if len(costs) == 1 else model.tie_break
+        ends = {best.shardings[number]: paid}
+        if number in asked:
+            wanted, brought = asked[number]
+            ends[wanted] = paid + brought
+        most = 0.0
+        for target, before in ends.items():
+            try:
+                way = best_way(replace(net.task(number, best.shardings), target=target), chooser, effort)
+            except ReshardError:
+                continue
+            saves = before - _cost(way, chooser, tie_break)
+            if saves >= most - paid * ALIKE:  # of equals, what an einsum alone would have
+                most, ways[number], shardings[number] = saves, way, target
+        saved += most if number in ways else 0.0
         spent += effort.spent
-        cost = _cost(way, chooser, 0.0 if len(costs) == 1 else model.tie_break)
-        if cost <= paid * (1 + ALIKE):  # of equals, what an einsum alone would have
-            saved += paid - cost
-            if len(list(way.parts())) > 1:
-                chains[number] = way
-            else:
-                layouts[number] = way.chosen.layout
-    return best._replace(layouts=layouts, chains=chains, cost=best.cost - saved)
+    if not ways:
+        return best
+    layouts.update({number: way.chosen.layout for number, way in ways.items() if len(list(way.parts())) == 1})
+    return best._replace(
+        shardings=shardings,
+        layouts=layouts,
+        origins=origins_without(model, best, ways),
+        chains={number: way for number, way in ways.items() if len(list(way.parts())) > 1},
+        cost=best.cost - saved,
+    )
 
 
 def _cost(way: Contracted, chooser: Chooser, tie_break: float) -> float:

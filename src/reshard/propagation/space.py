@@ -5,7 +5,7 @@ axis.
 An *option* of a value gives each piece to a dim, to none, or leaves the value unreduced along it; a *layout* of an
 operation gives each piece to a label, to none, or to operands that wait.
 Both are complete: a piece may go anywhere where it cuts evenly, whether or not an annotation brought it there; where
-it does not, only what annotations and flows have.
+it does not, only what annotations and flows have, but in small programs on few devices (`domains.py`).
 Several pieces cut one dim in the order of the mesh, in one that an annotation has, or turned round.
 Where there are so many pieces that a value would have more than `MOST_ROWS` ways, those that nothing names stay out of
 it, the last ones first, and then pieces go where flows have them alone, beside waiting: tables of pairs of options
@@ -168,12 +168,19 @@ class Options:
         shape: of the values.
         waiting: the pieces along which such a value may be unreduced.
         besides: options that do not cut evenly, or in another order.
+        evenly: whether these are all that do not cut evenly.
     """
 
     def __init__(
-        self, pieces: Pieces, shape: tuple[int, ...], waiting: Iterable[int] = (), besides: Iterable[Option] = ()
+        self,
+        pieces: Pieces,
+        shape: tuple[int, ...],
+        waiting: Iterable[int] = (),
+        besides: Iterable[Option] = (),
+        *,
+        evenly: bool = True,
     ) -> None:
-        self.pieces, self.shape = pieces, shape
+        self.pieces, self.shape, self.evenly = pieces, shape, evenly
         self.roles = len(shape) + 2
         """What a piece may do: nothing, cut a dim, or leave the value unreduced."""
         self.all: list[Option] = []
@@ -185,7 +192,8 @@ class Options:
         rows = rows_of(self._allowed(frozenset(waiting), besides))
         shards = self._shards(rows)
         sizes = np.array(shape, dtype=np.int64)
-        rows = rows[((shards == 1) | ((sizes > 0) & (sizes % shards == 0))).all(axis=1)]
+        may_cut = (sizes > 0) & (sizes % shards == 0) if evenly else shards <= sizes
+        rows = rows[((shards == 1) | may_cut).all(axis=1)]
         known: list[dict[int, int]] = [{} for _ in pieces.orders]
         for order, lookup in zip(pieces.orders, known, strict=True):
             for row, code in zip(rows.tolist(), self.codes(rows).tolist(), strict=True):
