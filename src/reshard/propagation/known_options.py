@@ -26,6 +26,9 @@ from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.nodes import Variable
 from reshard.propagation.space import Option, Pieces
 
+FEW_OPERATIONS = 24
+"""In a program of up to so many operations axes are also cut at the lengths of labels that are shorter than they."""
+
 Said = list[tuple[Axes, bool]]
 """Per dim the axes that were said and kept, and whether it is open."""
 
@@ -43,7 +46,7 @@ def said_of(net: Net, number: int, flow: Flow) -> Said:
 
 
 def pieces_of(net: Net, mesh: Mesh, said: Sequence[Said], flows: Sequence[Flow]) -> Pieces:
-    """The pieces of a mesh that what is said and what flows have is made of."""
+    """The pieces of a mesh that what is said and what flows have is made of, and short labels of few operations."""
     lists: set[Axes] = set()
     for number, dims in enumerate(said):
         if net.meshes[number] == mesh and not mesh.is_maximal:
@@ -52,7 +55,9 @@ def pieces_of(net: Net, mesh: Mesh, said: Sequence[Said], flows: Sequence[Flow])
                 lists.update(flow.dims[number])
             if annotation is not None:
                 lists.update((annotation.unreduced, annotation.replicated, *(axes for axes, _ in dims)))
-    return Pieces(mesh, sorted(lists, key=lambda axes: list(map(str, axes))))
+    few = net.computed if len(net.values) <= FEW_OPERATIONS else ()
+    lengths = sorted({size for number in few for size in net.calculations[number].sizes}, reverse=True)
+    return Pieces(mesh, sorted(lists, key=lambda axes: list(map(str, axes))), lengths)
 
 
 def options_of_cuts(
