@@ -27,14 +27,12 @@ import numpy as np
 
 from reshard.mesh import Mesh
 from reshard.propagation.fixpoint import Flow, Net
-from reshard.propagation.known_options import FEW_OPERATIONS, options_of_cuts, pieces_of, said_of
+from reshard.propagation.known_options import FEW_DEVICES, FEW_OPERATIONS, options_of_cuts, pieces_of, said_of
 from reshard.propagation.space import Numbers, Option, Options
 from reshard.propagation.waiting import can_wait, waiting_of
 
 MOST_WAITING = 3
 """Along how many pieces a value that is cut unevenly may wait."""
-FEW_DEVICES = 16
-"""On up to so many devices the values of a program of few operations may be cut unevenly whatever flows have."""
 
 
 class Domains:

@@ -26,8 +26,8 @@ from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.nodes import Variable
 from reshard.propagation.space import Option, Pieces
 
-FEW_OPERATIONS = 24
-"""In a program of up to so many operations axes are also cut at the lengths of labels that are shorter than they."""
+FEW_OPERATIONS, FEW_DEVICES = 24, 16
+"""A program of up to so many operations, and on up to so many devices, is placed in finer pieces, and unevenly."""
 
 Said = list[tuple[Axes, bool]]
 """Per dim the axes that were said and kept, and whether it is open."""
@@ -46,7 +46,10 @@ def said_of(net: Net, number: int, flow: Flow) -> Said:
 
 
 def pieces_of(net: Net, mesh: Mesh, said: Sequence[Said], flows: Sequence[Flow]) -> Pieces:
-    """The pieces of a mesh that what is said and what flows have is made of, and short labels of few operations."""
+    """The pieces of a mesh that what is said and what flows have is made of.
+
+    In small programs axes are cut at the lengths of labels too, and on few devices at every divisor.
+    """
     lists: set[Axes] = set()
     for number, dims in enumerate(said):
         if net.meshes[number] == mesh and not mesh.is_maximal:
@@ -55,8 +58,10 @@ def pieces_of(net: Net, mesh: Mesh, said: Sequence[Said], flows: Sequence[Flow])
                 lists.update(flow.dims[number])
             if annotation is not None:
                 lists.update((annotation.unreduced, annotation.replicated, *(axes for axes, _ in dims)))
-    few = net.computed if len(net.values) <= FEW_OPERATIONS else ()
-    lengths = sorted({size for number in few for size in net.calculations[number].sizes}, reverse=True)
+    lengths: list[int] = []
+    if len(net.values) <= FEW_OPERATIONS:
+        lengths = sorted({size for number in net.computed for size in net.calculations[number].sizes}, reverse=True)
+        lengths += range(2, min(mesh.size, FEW_DEVICES))
     return Pieces(mesh, sorted(lists, key=lambda axes: list(map(str, axes))), lengths)
 
 

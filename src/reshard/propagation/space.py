@@ -1,12 +1,12 @@
 """The space in which a program is placed: how every value may be kept, and how every operation may be computed.
 
 The axes of the mesh are cut into *pieces*: where an annotation or a flow cuts one, and in small programs where a label
-is shorter than an axis.
+is shorter than an axis, or anywhere (`known_options.py`).
 An *option* of a value gives each piece to a dim, to none, or leaves the value unreduced along it; a *layout* of an
 operation gives each piece to a label, to none, or to operands that wait.
 Both are complete: a piece may go anywhere where it cuts evenly, whether or not an annotation brought it there; where
 it does not, only what annotations and flows have, but in small programs on few devices (`domains.py`).
-Several pieces cut one dim in the order of the mesh, in one that an annotation has, or turned round.
+Several pieces cut one dim in the order of the mesh, in one that an annotation has, or with the axes turned round.
 Where there are so many pieces that a value would have more than `MOST_ROWS` ways, those that nothing names stay out of
 it, the last ones first, and then pieces go where flows have them alone, beside waiting: tables of pairs of options
 grow with the square of their number.
@@ -74,7 +74,7 @@ class Pieces:
     Args:
         mesh: whose axes they are.
         lists: axes as dims have them; what they cut apart is apart.
-        lengths: of labels, at which longer axes are cut, the first ones first.
+        lengths: at which longer axes are cut, the first ones first.
     """
 
     def __init__(self, mesh: Mesh, lists: Iterable[Axes], lengths: Iterable[int] = ()) -> None:
@@ -112,9 +112,10 @@ class Pieces:
             if said is not None and said != tuple(sorted(said)):
                 rest = iter(said)
                 orders[tuple(next(rest) if number in said else number for number in canonical)] = None
-        orders = dict.fromkeys([*list(orders)[:MOST_ORDERS], canonical[::-1]])
+        axes_turned = [number for name in reversed(cuts) for number in canonical if self.all[number].name == name]
+        orders = dict.fromkeys([*list(orders)[:MOST_ORDERS], tuple(axes_turned)])
         self.orders = list(orders)
-        """In which the pieces of a dim may stand: as in the mesh, as an annotation has them, and last turned round."""
+        """In which the pieces of a dim may stand: as in the mesh, as an annotation has them, the last axis first."""
 
     def of(self, axes: Axes) -> tuple[int, ...] | None:
         """The numbers of the pieces of axes; None where one is cut within a piece."""
