@@ -322,9 +322,11 @@ class Options:
             rows, columns = np.array(kinds[before]), np.array(kinds[after])
             pairs = rows[:, None], columns
             if {*after} < {*before}:
-                on, onward = cost[columns[:, None], columns], np.where(is_in_place[pairs], cost[pairs], np.inf)
-                least = np.array([np.minimum.reduce(row[:, None] + on) for row in onward])
-                cost[pairs] = np.where(is_in_place[pairs], cost[pairs], least)
+                on, stays, direct = cost[columns[:, None], columns], is_in_place[pairs], cost[pairs]
+                for row in np.flatnonzero(~stays.all(axis=1)).tolist():
+                    onward = stays[row].nonzero()[0]
+                    least = np.min(direct[row, onward][:, None] + on[onward], axis=0, initial=np.inf)
+                    cost[rows[row], columns] = np.where(stays[row], direct[row], least)
             elif {*before} < {*after}:
                 is_last = self._cut_last({*after} - {*before})[rows]
                 giving = cost[rows[is_last][:, None], columns]
