@@ -420,10 +420,8 @@ class _PassedValue(NamedTuple):
             price, kept = table.price, np.array(self.kept)
             moved = price[before.options[:, None], kept] * self.maker.times
             brought = price[kept[:, None], after.options] * self.reader.times
-            if len(self.kept) == 1:
-                least = moved + brought
-            else:
-                least = np.minimum.reduce(moved[:, :, None] + brought, axis=1)
+            is_one = len(self.kept) == 1
+            least = moved + brought if is_one else np.minimum.reduce(moved[:, :, None] + brought, axis=1)
             costs = table.remember(key, least[before.places[:, None], after.places])
         return costs
 
