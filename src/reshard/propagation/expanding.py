@@ -42,10 +42,13 @@ from reshard.propagation.space import Options, Pieces
 MOST_KINDS = 3
 """Of how many kinds of dims all are cut, or none, at most."""
 
+Known = dict[tuple[int, int, int, tuple[int, ...], int, bool], int | None]
+"""Of what is alike, by the options and the domain of a variable, and the option in which it is, the other option."""
+
 
 def expand(best: Descent) -> None:
     """Take the better parts of what comes of cutting all dims of a kind by a piece, or none."""
-    known: dict[tuple[int, int, tuple[int, ...], int, bool], int | None] = {}
+    known: Known = {}
     for kind in best.model.net.kinds.largest[:MOST_KINDS]:
         for pieces in best.model.pieces.values():
             for piece, is_cut in product(range(len(pieces.all)), (False, True)):
@@ -79,19 +82,20 @@ def _otherwise(
     piece: int,
     *,
     is_cut: bool,
-    known: dict[tuple[int, int, tuple[int, ...], int, bool], int | None],
+    known: Known,
 ) -> dict[int, int]:
     """The options of variables that a piece is to cut in their dims of a kind, or is not, and now does otherwise."""
     kinds, options = best.model.net.kinds.of, dict[int, int]()
     for variable in best.variables:
-        dims = tuple(dim for dim, own in enumerate(kinds[variable.number]) if own == kind)
-        if dims and variable.options.pieces is pieces:
+        if kind in kinds[variable.number] and variable.options.pieces is pieces:
+            dims = tuple([dim for dim, own in enumerate(kinds[variable.number]) if own == kind])
             now = best.options[id(variable)]
-            key = id(variable.options), now, dims, piece, is_cut
+            key = id(variable.options), id(variable.domain), now, dims, piece, is_cut
             if key not in known:
-                known[key] = _cut(variable.options, now, dims, piece, is_cut=is_cut)
+                option = _cut(variable.options, now, dims, piece, is_cut=is_cut)
+                known[key] = None if option == now or option not in variable.domain else option
             option = known[key]
-            if option is not None and option != now and option in variable.domain:
+            if option is not None:
                 options[id(variable)] = option
     return options
 

@@ -358,10 +358,14 @@ def _is_proved(descent: Descent, bound: float, enough: float = 0.0) -> bool:
 def _flowing(model: Model, flow: Flow) -> Picked:
     """What propagation has, each operation in the layout that is cheapest for it."""
     options: dict[int, int] = {}
+    known: dict[tuple[int, int, int], int] = {}
     for number, variable in enumerate(model.variables):
         if id(variable) not in options:
-            place = flowing(flow, number, variable)
-            options[id(variable)] = int(variable.domain[0]) if place is None else place
+            alike = id(variable.options), id(variable.domain), id(flow.dims[number])
+            if alike not in known:
+                place = flowing(flow, number, variable)
+                known[alike] = int(variable.domain[0]) if place is None else place
+            options[id(variable)] = known[alike]
     return cheapest(model, options)
 
 

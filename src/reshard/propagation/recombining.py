@@ -337,6 +337,7 @@ class States:
         """Per kind the options that are there for all who want them so, or are not, by the state."""
         self._sources = [self._sources_of(place, is_own) for place, (is_own, _) in enumerate(wants)]
         """Per kind and state the options from which others are made."""
+        self._known_sharing: dict[tuple[int, int, bool], Costs] = {}
 
     def _sources_of(self, place: int, is_own: bool) -> Numbers:
         if not is_own or not self._shared[place]:
@@ -364,19 +365,25 @@ class States:
         if costs is None:
             price, options = edge.table.price, picks.options
             if edge.is_result:
-                prices = price[options, self.kept[:, None]] * edge.times
+                prices = price[options, self.kept[:, None]]
+            elif self._sources[place].shape[1] == 1:
+                prices = price[self._sources[place], options]
             else:
-                prices = np.minimum.reduce(price[self._sources[place][:, :, None], options], axis=1) * edge.times
-                for column, option in enumerate(options.tolist()):
-                    if option in self._shared[place]:
-                        prices[:, column] = self._sharing(place, option, is_own=edge.table.is_own)
-            costs = edge.table.remember(key, prices[:, picks.places])
+                prices = np.minimum.reduce(price[self._sources[place][:, :, None], options], axis=1)
+            prices *= edge.times
+            for column, option in () if edge.is_result else enumerate(options.tolist()):
+                if option in self._shared[place]:
+                    prices[:, column] = self._sharing(place, option, is_own=edge.table.is_own)
+            costs = edge.table.remember(key, prices.take(picks.places, axis=1))
         return costs
 
-    def _sharing(self, place: int, option: int, *, is_own: bool) -> list[float]:
+    def _sharing(self, place: int, option: int, *, is_own: bool) -> Costs:
         """Per state what it costs one who wants an option that is there for all, or cannot be."""
-        there = (option in each.there[place] or (is_own and option == each.kept) for each in self.all)
-        return [0.0 if is_there else np.inf for is_there in there]
+        key = place, option, is_own
+        if key not in self._known_sharing:
+            there = (option in each.there[place] or (is_own and option == each.kept) for each in self.all)
+            self._known_sharing[key] = np.array([0.0 if is_there else np.inf for is_there in there])
+        return self._known_sharing[key]
 
 
 _states = lru_cache(MOST_KNOWN)(States)
@@ -413,7 +420,8 @@ class _PassedValue(NamedTuple):
             price, kept = table.price, np.array(self.kept)
             moved = price[before.options[:, None], kept] * self.maker.times
             brought = price[kept[:, None], after.options] * self.reader.times
-            least = np.minimum.reduce(moved[:, :, None] + brought, axis=1)
+            is_one = len(self.kept) == 1
+            least = moved + brought if is_one else np.minimum.reduce(moved[:, :, None] + brought, axis=1)
             costs = table.remember(key, least[before.places[:, None], after.places])
         return costs
 

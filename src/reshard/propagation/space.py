@@ -331,9 +331,11 @@ class Options:
             rows, columns = np.array(kinds[before]), np.array(kinds[after])
             pairs = rows[:, None], columns
             if {*after} < {*before}:
-                on, onward = cost[columns[:, None], columns], np.where(is_in_place[pairs], cost[pairs], np.inf)
-                least = np.array([np.minimum.reduce(row[:, None] + on) for row in onward])
-                cost[pairs] = np.where(is_in_place[pairs], cost[pairs], least)
+                on, stays, direct = cost[columns[:, None], columns], is_in_place[pairs], cost[pairs]
+                for row in np.flatnonzero(~stays.all(axis=1)).tolist():
+                    onward = stays[row].nonzero()[0]
+                    least = np.min(direct[row, onward][:, None] + on[onward], axis=0, initial=np.inf)
+                    cost[rows[row], columns] = np.where(stays[row], direct[row], least)
             elif {*before} < {*after}:
                 is_last = self._cut_last({*after} - {*before})[rows]
                 giving = cost[rows[is_last][:, None], columns]
@@ -428,7 +430,8 @@ class Options:
             doing, size = self.doing[:, piece], float(self.pieces.sizes[piece])
             cuts = (doing > 0) & (doing < self.roles - 1)
             carried = np.where(cuts[:, None] & cuts & (doing[:, None] != doing), size, 1.0)
-            largest, product = np.maximum(largest, carried), product * carried
+            np.maximum(largest, carried, out=largest)
+            product *= carried
         return largest, product
 
     def _waits_of(self, kinds: Sequence[frozenset[int]], which: Numbers) -> tuple[Costs, Costs, Costs]:
@@ -455,12 +458,11 @@ class Options:
             doing = self.doing[:, gained]
             is_cut = (doing > 0) & (doing < self.roles - 1)
             rows = np.flatnonzero(is_cut.any(axis=1))
+            without = {axes: tuple(n for n in axes if n not in wait) for lists, _ in self.cuts for axes in lists}
             uncut = []
             for option in map(self.all.__getitem__, rows.tolist()):
-                dims = [
-                    axes if wait.isdisjoint(axes) else tuple(n for n in axes if n not in wait) for axes in option.dims
-                ]
-                uncut.append(self.numbers.get(Option(tuple(dims), *option[1:]), -1))
+                dims = tuple([without[axes] for axes in option.dims])
+                uncut.append(self.numbers.get(Option(dims, *option[1:]), -1))
             parts = np.where(is_cut[rows], self.pieces.sizes[gained], 1).prod(axis=1)
             self._givers[wait] = rows, np.array(uncut, dtype=np.int64), parts
         return self._givers[wait]
