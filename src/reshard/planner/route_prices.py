@@ -18,6 +18,7 @@ each row go to the other device, 2 rows a device; by way of the whole tensor it 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -287,6 +288,8 @@ def timed_routes(prices: RoutePrices, routes: Iterable[Route]) -> list[TimedRout
 def fastest(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Iterator[Plan]:
     """The plans of the routes that take least, where several take as long of all of these.
 
+    Not of those that can be no better than one of them.
+
     >>> from reshard.mesh import Mesh
     >>> mesh, network = Mesh.of(x=2), Network.preset("h100-2")
     >>> reshard = Reshard.of(Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x"), (4, 4))
@@ -294,12 +297,41 @@ def fastest(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) 
     >>> [plan.steps[0].kind for plan in fastest(timed_routes(prices, [Route()]), prices, Options(network))]
     ['AllToAll']
     """
-    least = float("inf")
-    for way in sorted(timed, key=lambda way: way.seconds):
-        if way.seconds > least * (1 + TIE):
+    ordered = sorted(timed, key=lambda way: way.seconds)
+    while ordered:
+        least = ordered[0].seconds
+        count = bisect_right(ordered, least * (1 + TIE), key=lambda way: way.seconds)
+        plans = list(_leanest(ordered[:count], prices, options))
+        if plans:
+            yield from plans
             return
+        del ordered[0]
+
+
+def _leanest(ways: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Iterator[Plan]:
+    """The plans of ways that take as long, those of fewest steps first, until one moves as little as any.
+
+    Then none of more steps is better, nor one that does the same on every level.
+    """
+    fewest, known = inf, list[tuple[object, ...]]()
+    for way in sorted(ways, key=lambda way: len(way.between)):
+        if len(way.between) >= fewest:
+            return
+        does = way.busy, way.between
+        if does in known:
+            continue
         try:
-            yield Plan(prices.reshard, prices.chain(way.route), options)
+            plan = Plan(prices.reshard, prices.chain(way.route), options)
         except ReshardError:  # a way that cannot be made is none
             continue
-        least = min(least, way.seconds)
+        yield plan
+        if len(ways) > 1 and _moves_least(plan):
+            fewest = min(fewest, len(plan.steps))
+            known.append(does)
+
+
+def _moves_least(plan: Plan) -> bool:
+    """Whether no plan moves less, to any device or to all."""
+    if plan.total_received_bytes > plan.total_lower_bound_bytes:
+        return False
+    return plan.received_bytes <= plan.lower_bound_bytes
