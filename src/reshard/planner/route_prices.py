@@ -38,6 +38,8 @@ from reshard.steps import Chain, Route, Step, chain_through, shortest_chain, ste
 
 TIE = 1e-12
 """Routes whose times differ by less are compared by what they receive."""
+MANY = 3
+"""From so many plans on that need not be made it is worth telling whether one moves as little as any."""
 
 
 class TimedRoute(NamedTuple):
@@ -309,25 +311,21 @@ def fastest(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) 
 
 
 def _leanest(ways: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Iterator[Plan]:
-    """The plans of ways that take as long, those of fewest steps first, until one moves as little as any.
+    """The plans of ways that take as long, those of fewest steps first.
 
-    Then none of more steps is better, nor one that does the same on every level.
+    Once one moves as little as any plan, none of more steps is better, nor one that does the same on every level.
     """
-    fewest, known = inf, list[tuple[object, ...]]()
-    for way in sorted(ways, key=lambda way: len(way.between)):
-        if len(way.between) >= fewest:
-            return
-        does = way.busy, way.between
-        if does in known:
-            continue
+    waiting = sorted(ways, key=lambda way: len(way.between))
+    while waiting:
+        way = waiting.pop(0)
         try:
             plan = Plan(prices.reshard, prices.chain(way.route), options)
         except ReshardError:  # a way that cannot be made is none
             continue
         yield plan
-        if len(ways) > 1 and _moves_least(plan):
-            fewest = min(fewest, len(plan.steps))
-            known.append(does)
+        better = [other for other in waiting if len(other.between) < len(plan.steps) and other[2:] != way[2:]]
+        if len(waiting) - len(better) >= MANY and _moves_least(plan):
+            waiting = better
 
 
 def _moves_least(plan: Plan) -> bool:
