@@ -323,9 +323,10 @@ def _leanest(ways: Sequence[TimedRoute], prices: RoutePrices, options: Options) 
         except ReshardError:  # a way that cannot be made is none
             continue
         yield plan
-        better = [other for other in waiting if len(other.between) < len(plan.steps) and other[2:] != way[2:]]
-        if len(waiting) - len(better) >= MANY and _moves_least(plan):
-            waiting = better
+        others = [other for other in waiting if len(other.between) < len(plan.steps)]
+        others = [other for other in others if (other.busy, other.between) != (way.busy, way.between)]
+        if len(waiting) - len(others) >= MANY and _moves_least(plan):
+            waiting = others
 
 
 def _moves_least(plan: Plan) -> bool:
