@@ -202,10 +202,11 @@ class Search:
             ends = reshards[term]
             if is_new and expected > rival:
                 return False, None
-            is_hopeful = limit is None or not self.goal.is_sum or expected < limit.cost
-            if not is_hopeful and self._is_beyond(least + self._more_at_least(reshards, moved, row), moved, limit):
-                self.effort.ask(ends)  # it counts as much, and so a search ends where it would
-                return True, None
+            if limit is not None and self.goal.is_sum and expected >= limit.cost and self.prices.known(ends) is None:
+                bound = max(self.prices.least_seconds(ends) * trips[term], float(self._costs[term, row]))
+                if self._is_beyond(least + bound - float(self._costs[term, row]), moved, limit):
+                    self.effort.ask(ends)  # it counts as much, and so a search ends where it would
+                    return True, None
             is_new |= self.effort.ask(ends)
             moved[term] = self.prices.moved(*ends)
             cost = moved[term].price.cost * trips[term]
@@ -237,14 +238,6 @@ class Search:
             if received
         )
         return (self._least(row) + more) * SLACK > limit.cost
-
-    def _more_at_least(self, reshards: list[Ends], moved: dict[int, Moved], row: int) -> float:
-        """How much more than the bounds of a row its reshards cost at the least that are not priced."""
-        return sum(
-            max(0.0, self.prices.least_seconds(ends) * self.task.trip_counts[term] - float(self._costs[term, row]))
-            for term, ends in enumerate(reshards)
-            if term not in moved
-        )
 
     def _least(self, row: int) -> float:
         """What the whole costs at the least."""
