@@ -202,6 +202,11 @@ class Search:
             ends = reshards[term]
             if is_new and expected > rival:
                 return False, None
+            if limit is not None and self.goal.is_sum and expected >= limit.cost and self.prices.known(ends) is None:
+                bound = max(self.prices.least_seconds(ends) * trips[term], float(self._costs[term, row]))
+                if self._is_beyond(least + bound - float(self._costs[term, row]), moved, limit):
+                    self.effort.ask(ends)  # it counts as much, and so a search ends where it would
+                    return True, None
             is_new |= self.effort.ask(ends)
             moved[term] = self.prices.moved(*ends)
             cost = moved[term].price.cost * trips[term]

@@ -40,11 +40,11 @@ from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.exchange.pieces import overlap_elements
 from reshard.mesh import Mesh
-from reshard.network import Network
+from reshard.network import Network, least_seconds
 from reshard.operations.projection import shards
 from reshard.planner import plan
 from reshard.plans import Plan
-from reshard.problem import becomes_unreduced
+from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
 from reshard.tiling import Tiling
 
@@ -335,6 +335,15 @@ class Prices:
                 share = (tile * tiles + (classes - 2) * numel) // devices
             self._combined[key] = max(tile, share) if classes > 1 else 0
         return self._combined[key] * dtype.itemsize
+
+    def least_seconds(self, ends: Ends) -> float:
+        """What a reshard takes on the network at the least; 0 without one, or where it is not known."""
+        if self.goal.network is None or ends.source is ends.target:
+            return 0.0
+        try:
+            return least_seconds(Reshard.of(*ends), self.goal.network)
+        except ReshardError:
+            return 0.0
 
     def _tiling(self, sharding: Sharding, shape: tuple[int, ...]) -> Tiling:
         key = (sharding, shape)

@@ -18,6 +18,7 @@ each row go to the other device, 2 rows a device; by way of the whole tensor it 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -37,6 +38,8 @@ from reshard.steps import Chain, Route, Step, chain_through, shortest_chain, ste
 
 TIE = 1e-12
 """Routes whose times differ by less are compared by what they receive."""
+MANY = 3
+"""From so many plans on that need not be made it is worth telling whether one moves as little as any."""
 
 
 class TimedRoute(NamedTuple):
@@ -287,6 +290,8 @@ def timed_routes(prices: RoutePrices, routes: Iterable[Route]) -> list[TimedRout
 def fastest(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Iterator[Plan]:
     """The plans of the routes that take least, where several take as long of all of these.
 
+    Not of those that can be no better than one of them.
+
     >>> from reshard.mesh import Mesh
     >>> mesh, network = Mesh.of(x=2), Network.preset("h100-2")
     >>> reshard = Reshard.of(Sharding.of(mesh, "x", None), Sharding.of(mesh, None, "x"), (4, 4))
@@ -294,12 +299,38 @@ def fastest(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options) 
     >>> [plan.steps[0].kind for plan in fastest(timed_routes(prices, [Route()]), prices, Options(network))]
     ['AllToAll']
     """
-    least = float("inf")
-    for way in sorted(timed, key=lambda way: way.seconds):
-        if way.seconds > least * (1 + TIE):
+    ordered = sorted(timed, key=lambda way: way.seconds)
+    while ordered:
+        least = ordered[0].seconds
+        count = bisect_right(ordered, least * (1 + TIE), key=lambda way: way.seconds)
+        plans = list(_leanest(ordered[:count], prices, options))
+        if plans:
+            yield from plans
             return
+        del ordered[0]
+
+
+def _leanest(ways: Sequence[TimedRoute], prices: RoutePrices, options: Options) -> Iterator[Plan]:
+    """The plans of ways that take as long, those of fewest steps first.
+
+    Once one moves as little as any plan, none of more steps is better, nor one that does the same on every level.
+    """
+    waiting = sorted(ways, key=lambda way: len(way.between))
+    while waiting:
+        way = waiting.pop(0)
         try:
-            yield Plan(prices.reshard, prices.chain(way.route), options)
+            plan = Plan(prices.reshard, prices.chain(way.route), options)
         except ReshardError:  # a way that cannot be made is none
             continue
-        least = min(least, way.seconds)
+        yield plan
+        others = [other for other in waiting if len(other.between) < len(plan.steps)]
+        others = [other for other in others if (other.busy, other.between) != (way.busy, way.between)]
+        if len(waiting) - len(others) >= MANY and _moves_least(plan):
+            waiting = others
+
+
+def _moves_least(plan: Plan) -> bool:
+    """Whether no plan moves less, to any device or to all."""
+    if plan.total_received_bytes > plan.total_lower_bound_bytes:
+        return False
+    return plan.received_bytes <= plan.lower_bound_bytes
