@@ -43,8 +43,8 @@ NEAR, NEAR_PARTIAL = 1.4, 1.3
 """Up to so many times what few plans take much less than a plan has no middles, and where values are partial."""
 FAR_SOONER = 1.6
 """The same where that price is often too low: of uneven tiles, and where values are partial no longer."""
-TRIED = 2
-"""How many middles of a reshard are worth two plans."""
+TRIED, TRIED_ANYWAY = 2, 6
+"""How many middles of a reshard are worth two plans, and how many are where any is."""
 FURTHER = 2
 """How many ways to cut an end further are looked at beside each end."""
 
@@ -81,8 +81,8 @@ def middles(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> list[
     return [middle for middle in every if middle not in ends]
 
 
-def worth_trying(reshard: Reshard, network: Network, seconds: float) -> list[TimedMiddle]:
-    """The middles that take less than a plan by their rough price, at most `TRIED`, those first that take least.
+def worth_trying(reshard: Reshard, network: Network, seconds: float, *, anyway: bool = False) -> list[TimedMiddle]:
+    """The middles that take less than a plan by their rough price, a few, those first that take least.
 
     None whose tiles are larger than those of both ends, small ones apart where there are latencies.
     Where values are partial on some of them, one of these is among them, and one of the others.
@@ -91,6 +91,7 @@ def worth_trying(reshard: Reshard, network: Network, seconds: float) -> list[Tim
         reshard: what is to be moved.
         network: that it goes over.
         seconds: that the plan takes.
+        anyway: whether the plan is so far from the least that a price above its own is no reason to leave a middle out.
     """
     if not _may_have_middles(reshard):
         return []
@@ -102,7 +103,7 @@ def worth_trying(reshard: Reshard, network: Network, seconds: float) -> list[Tim
     growing_on = network if may_grow(network) else None
     timed: list[TimedMiddle] = []
     for middle in middles(source, target, reshard.shape):
-        limit_s = seconds / (SOONER if is_exact or middle.unreduced else FAR_SOONER)
+        limit_s = inf if anyway else seconds / (SOONER if is_exact or middle.unreduced else FAR_SOONER)
         rough_s = _seconds_of(tensor.leg(source, middle), tensor.leg(middle, target), limit_s)
         if rough_s >= limit_s:
             continue
@@ -110,7 +111,8 @@ def worth_trying(reshard: Reshard, network: Network, seconds: float) -> list[Tim
             timed.append(TimedMiddle(middle, rough_s))
     timed.sort(key=attrgetter("seconds"))
     of_each_kind = {bool(way.middle.unreduced): way for way in reversed(timed)}.values()
-    return sorted(list(dict.fromkeys([*of_each_kind, *timed]))[:TRIED], key=attrgetter("seconds"))
+    tried = TRIED_ANYWAY if anyway else TRIED
+    return sorted(list(dict.fromkeys([*of_each_kind, *timed]))[:tried], key=attrgetter("seconds"))
 
 
 def _may_have_middles(reshard: Reshard) -> bool:
