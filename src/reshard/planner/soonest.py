@@ -32,7 +32,7 @@ from reshard.planner.evened import chain_ended_inside, combined_apart, evened_sh
 from reshard.planner.fewer_messages import few_hosts, gathered_partial, in_fewer_messages, sliced_first
 from reshard.planner.gathered_last import gathered_last
 from reshard.planner.joined import finer, going_on, joined
-from reshard.planner.middles import SOONER, worth_trying
+from reshard.planner.middles import worth_trying
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
@@ -53,7 +53,7 @@ NEARLY = 1.02
 """Up to so many times the least nothing goes along rings from neighbour to neighbour."""
 CLOSE = 1.2
 """Up to so many times the least no middle of another kind is looked for."""
-HOPELESS = 4
+HOPELESS = 8
 """Large plans that take so many times the least are hopelessly far from it."""
 COMBINED = 2
 """How many ways to combine values are tried with all ways to move them then."""
@@ -138,7 +138,7 @@ def _by_finer_ends(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
 def _by_middles(best: Plan, timed: Sequence[TimedRoute], *, further: bool = True) -> Plan:
     """The plan, or a sooner one by way of a middle that is worth two plans. Timed are the ways that are known.
 
-    Further, the legs of large tensors have such middles too.
+    Further, the legs of a plan that is hopelessly far from the least have such middles too.
     """
     network, seconds = best.options.network, best.seconds or 0.0
     if network is None or not seconds or not RoutePrices.of(best.reshard, network).is_of_patterns:
@@ -146,8 +146,8 @@ def _by_middles(best: Plan, timed: Sequence[TimedRoute], *, further: bool = True
     if not is_small(best.reshard) and seconds <= CLOSE * (best.lower_bound_seconds or 0.0):
         return best
     for way in worth_trying(best.reshard, network, seconds - network.call_s, anyway=_is_hopeless(best)):
-        if _is_hopeless(best) or way.seconds * SOONER < (best.seconds or 0.0) - network.call_s:
-            best = _by_way_of([way.middle], best, timed, by_middles=further and not is_small(best.reshard))
+        if _is_hopeless(best) or way.seconds < (best.seconds or 0.0) - network.call_s:
+            best = _by_way_of([way.middle], best, timed, by_middles=further and _is_hopeless(best))
     return best
 
 
