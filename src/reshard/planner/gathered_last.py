@@ -5,6 +5,8 @@ from itself cut further by all axes that it does not use; and a source that is s
 what is gathered first.
 Axes are put in the order in which the other end has them, so that most lies where it is wanted already.
 `candidates` puts them in the order of the mesh, which on rings is often as good, and gathers for the target alone.
+From the sliced source the chain of collectives that receives least is another than from the source: what devices held
+alike then changes places too, in one permute.
 
 By hand, rows by `c` and `b` wanted by `c` and `d`: sliced by all they are gathered to `c`, and sliced by `d`; or what
 is wanted is gathered last along `b`, as the source has it, and `a`, which the candidates have first.
@@ -19,6 +21,7 @@ is wanted is gathered last along `b`, as the source has it, and `a`, which the c
 [{"c", "b", "d", "a"}] [{"c"}]
 [{"c"}]
 [{"c", "d", "b", "a"}]
+[{"c", "b", "a", "d"}] [{"c", "d", "a", "b"}]
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from dataclasses import replace
 from math import prod
 
 from reshard.dim_sharding import DimSharding
-from reshard.planner.candidates import kept_cuts, refined
+from reshard.planner.candidates import collectives, kept_cuts, refined
 from reshard.planner.rough_prices import hops_seconds
 from reshard.planner.route_prices import RoutePrices
 from reshard.refinement import Cuts, Role
@@ -37,6 +40,8 @@ from reshard.steps import Route
 
 TRIED = 2
 """How many of the ways are tried, those first that may take least."""
+FAR_SOONER = 1.75
+"""How many times less than a limit it is to take to move what is sliced and to gather it, in hops and bytes alone."""
 
 
 def gathered_last(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
@@ -57,6 +62,27 @@ def gathered_last(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
         yield Route(passed)
         if gathered is None:
             yield Route(passed[1:])  # of fewer hops, where replicas are near
+    yield from _by_collectives(prices, limit_s)
+
+
+def _by_collectives(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
+    """The chain of collectives from the source sliced by all, unless nothing is gathered last.
+
+    Where hops of what moves and the gather take far less than a limit: to find the chain takes long.
+    """
+    source, target = prices.ends
+    sliced = refined(source, source.unused_axes(), target, prices.reshard.shape)
+    before, after = (None if end is None else prices.of_steps.roles_of(end) for end in (sliced, target))
+    if sliced is None or before is None or after is None or None not in after.roles:
+        return
+    changes = zip(prices.of_steps.digits, before.roles, after.roles, strict=True)
+    moved = [digit for digit, old, new in changes if None not in (old, new) and old != new]
+    least_s = hops_seconds(moved, prices.network) + _least_gather_s(prices, after.roles)
+    if least_s * FAR_SOONER < limit_s:
+        rest = RoutePrices.of(replace(prices.reshard, source=sliced), prices.network)
+        for route in collectives(rest):
+            if route.steps is None and route.middles:
+                yield Route((sliced, *route.middles))
 
 
 def _worth_gathering(prices: RoutePrices, limit_s: float) -> list[Sharding | None]:

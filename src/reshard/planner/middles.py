@@ -3,6 +3,7 @@
 What takes least from end to end is sometimes known only to and from what each dim has of the one end or of the other.
 Few tensors have such a middle, and to plan two legs takes as long as to plan two tensors, so a price comes first that
 takes little to tell: each leg in one step (`rough_prices`).
+Where cuts do not nest, as those by axes of 3 and of 4, no digits tell it, and the steps are priced as they are made.
 
 By hand, 16 bytes on a ring of 16, partial on pairs of neighbours, cut by the eight pairs and wanted whole: to combine
 takes one hop of 1 us and to gather 8 of them, in either order 9 us; cut further by pairs what is combined is halved.
@@ -32,7 +33,7 @@ from reshard.dim_sharding import DimSharding
 from reshard.network import Network
 from reshard.planner.candidates import refinements
 from reshard.planner.policy import may_grow, shrinks_between
-from reshard.planner.rough_prices import Leg, RoughTensor
+from reshard.planner.rough_prices import Leg, RoughTensor, made_seconds
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.tiling import Tiling
@@ -43,14 +44,14 @@ NEAR, NEAR_PARTIAL = 1.4, 1.3
 """Up to so many times what few plans take much less than a plan has no middles, and where values are partial."""
 FAR_SOONER = 1.6
 """The same where that price is often too low: of uneven tiles, and where values are partial no longer."""
-TRIED = 2
-"""How many middles of a reshard are worth two plans."""
+TRIED, TRIED_ANYWAY = 2, 4
+"""How many middles of a reshard are worth two plans, and how many are where any is."""
 FURTHER = 2
 """How many ways to cut an end further are looked at beside each end."""
 
 
 class TimedMiddle(NamedTuple):
-    """A middle, and what it takes to get there and on in two steps, about."""
+    """A middle, and what a plan is to take more for it to be tried."""
 
     middle: Sharding
     seconds: float
@@ -81,8 +82,8 @@ def middles(source: Sharding, target: Sharding, shape: tuple[int, ...]) -> list[
     return [middle for middle in every if middle not in ends]
 
 
-def worth_trying(reshard: Reshard, network: Network, seconds: float) -> list[TimedMiddle]:
-    """The middles that take less than a plan by their rough price, at most `TRIED`, those first that take least.
+def worth_trying(reshard: Reshard, network: Network, seconds: float, *, anyway: bool = False) -> list[TimedMiddle]:
+    """The middles that take less than a plan by their rough price, a few, those first that take least.
 
     None whose tiles are larger than those of both ends, small ones apart where there are latencies.
     Where values are partial on some of them, one of these is among them, and one of the others.
@@ -91,6 +92,7 @@ def worth_trying(reshard: Reshard, network: Network, seconds: float) -> list[Tim
         reshard: what is to be moved.
         network: that it goes over.
         seconds: that the plan takes.
+        anyway: whether the plan is so far from the least that a price above its own is no reason to leave a middle out.
     """
     if not _may_have_middles(reshard):
         return []
@@ -100,17 +102,22 @@ def worth_trying(reshard: Reshard, network: Network, seconds: float) -> list[Tim
         return []
     is_exact = not source.unreduced and all(tiling.is_even() for tiling in reshard.tilings)
     growing_on = network if may_grow(network) else None
+    is_told = direct.does_nest()
     timed: list[TimedMiddle] = []
     for middle in middles(source, target, reshard.shape):
-        limit_s = seconds / (SOONER if is_exact or middle.unreduced else FAR_SOONER)
-        rough_s = _seconds_of(tensor.leg(source, middle), tensor.leg(middle, target), limit_s)
-        if rough_s >= limit_s:
-            continue
-        if shrinks_between(reshard, [Tiling.of(middle, reshard.shape).largest_tile], growing_on):
-            timed.append(TimedMiddle(middle, rough_s))
+        if is_told:
+            limit_s = inf if anyway else seconds / (SOONER if is_exact or middle.unreduced else FAR_SOONER)
+            needed_s = SOONER * _seconds_of(tensor.leg(source, middle), tensor.leg(middle, target), limit_s)
+            is_worth = needed_s < limit_s * SOONER
+        else:
+            needed_s = _made_seconds(reshard, middle, network, seconds)
+            is_worth = needed_s < seconds
+        if is_worth and shrinks_between(reshard, [Tiling.of(middle, reshard.shape).largest_tile], growing_on):
+            timed.append(TimedMiddle(middle, needed_s))
     timed.sort(key=attrgetter("seconds"))
     of_each_kind = {bool(way.middle.unreduced): way for way in reversed(timed)}.values()
-    return sorted(list(dict.fromkeys([*of_each_kind, *timed]))[:TRIED], key=attrgetter("seconds"))
+    tried = TRIED_ANYWAY if anyway else TRIED
+    return sorted(list(dict.fromkeys([*of_each_kind, *timed]))[:tried], key=attrgetter("seconds"))
 
 
 def _may_have_middles(reshard: Reshard) -> bool:
@@ -133,6 +140,12 @@ def _seconds_of(first: Leg | None, rest: Leg | None, limit_s: float) -> float:
     if first_s + max(rest.least_busy(), default=0.0) >= limit_s:
         return inf
     return first_s + rest.seconds()
+
+
+def _made_seconds(reshard: Reshard, middle: Sharding, network: Network, limit_s: float) -> float:
+    """The same of two steps as they are made, which takes longer to tell."""
+    first_s = made_seconds(replace(reshard, target=middle), network)
+    return inf if first_s >= limit_s else first_s + made_seconds(replace(reshard, source=middle), network)
 
 
 def _cuts_between(before: tuple[Axis, ...], after: tuple[Axis, ...]) -> Iterable[tuple[Axis, ...]]:

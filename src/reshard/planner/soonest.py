@@ -32,7 +32,7 @@ from reshard.planner.evened import chain_ended_inside, combined_apart, evened_sh
 from reshard.planner.fewer_messages import few_hosts, gathered_partial, in_fewer_messages, sliced_first
 from reshard.planner.gathered_last import gathered_last
 from reshard.planner.joined import finer, going_on, joined
-from reshard.planner.middles import SOONER, worth_trying
+from reshard.planner.middles import worth_trying
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
@@ -53,6 +53,8 @@ NEARLY = 1.02
 """Up to so many times the least nothing goes along rings from neighbour to neighbour."""
 CLOSE = 1.2
 """Up to so many times the least no middle of another kind is looked for."""
+HOPELESS = 8
+"""Large plans that take so many times the least are hopelessly far from it."""
 COMBINED = 2
 """How many ways to combine values are tried with all ways to move them then."""
 OWN = 4
@@ -78,9 +80,10 @@ def _fastest_between(reshard: Reshard, network: Network, options: Options) -> tu
     return best if _is_even(reshard) else _by_larger_tensors(best), timed
 
 
-def _fastest_leg(reshard: Reshard, network: Network, options: Options) -> Plan:
-    """The same, and of ways that gather partial values."""
-    return _gathered_partial(*_fastest_between(reshard, network, options))
+def _fastest_leg(reshard: Reshard, network: Network, options: Options, *, by_middles: bool = False) -> Plan:
+    """The same, and of ways that gather partial values; of two plans only if middles are asked for."""
+    best, timed = _fastest_between(reshard, network, options)
+    return _gathered_partial(_by_middles(best, timed, further=False) if by_middles else best, timed)
 
 
 def _gathered_partial(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
@@ -132,32 +135,40 @@ def _by_finer_ends(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     return _by_way_of(dict.fromkeys([*finer(source, target, shape), *finer(target, source, shape)]), best, timed)
 
 
-def _by_middles(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
-    """The plan, or a sooner one by way of a middle that is worth two plans. Timed are the ways that are known."""
+def _by_middles(best: Plan, timed: Sequence[TimedRoute], *, further: bool = True) -> Plan:
+    """The plan, or a sooner one by way of a middle that is worth two plans. Timed are the ways that are known.
+
+    Further, the legs of a plan that is hopelessly far from the least have such middles too.
+    """
     network, seconds = best.options.network, best.seconds or 0.0
     if network is None or not seconds or not RoutePrices.of(best.reshard, network).is_of_patterns:
         return best
     if not is_small(best.reshard) and seconds <= CLOSE * (best.lower_bound_seconds or 0.0):
         return best
-    for way in worth_trying(best.reshard, network, seconds - network.call_s):
-        if way.seconds * SOONER < (best.seconds or 0.0) - network.call_s:
-            best = _by_way_of([way.middle], best, timed)
+    for way in worth_trying(best.reshard, network, seconds - network.call_s, anyway=_is_hopeless(best)):
+        if _is_hopeless(best) or way.seconds < (best.seconds or 0.0) - network.call_s:
+            best = _by_way_of([way.middle], best, timed, by_middles=further and _is_hopeless(best))
     return best
 
 
-def _by_way_of(middles: Iterable[Sharding], best: Plan, timed: Sequence[TimedRoute]) -> Plan:
-    """The plan, or a sooner one of two by way of one of these middles. Timed are the ways that are known."""
+def _by_way_of(
+    middles: Iterable[Sharding], best: Plan, timed: Sequence[TimedRoute], *, by_middles: bool = False
+) -> Plan:
+    """The plan, or a sooner one of two by way of one of these middles.
+
+    Timed are the ways that are known; `by_middles` is that of `_fastest_leg`.
+    """
     reshard, options, network = best.reshard, best.options, best.options.network
     if network is None:
         return best
     prices = RoutePrices.of(reshard, network)
     for middle in middles:
         with suppress(ReshardError):  # what cannot be made is none
-            first = _fastest_leg(replace(reshard, target=middle), network, options)
+            first = _fastest_leg(replace(reshard, target=middle), network, options, by_middles=by_middles)
             rest_s = (best.seconds or 0.0) + network.call_s - (first.seconds or 0.0)  # a call both pay, and joined once
             if rest_s <= 0:
                 continue
-            rest = _fastest_leg(replace(reshard, source=middle), network, options)
+            rest = _fastest_leg(replace(reshard, source=middle), network, options, by_middles=by_middles)
             if (rest.seconds or 0.0) < rest_s:
                 more = _others(timed, going_on([share.steps for share in first.shares], rest), prices)
                 along = prices.by_digits and _is_worth_handing_on(best, network)
@@ -249,6 +260,11 @@ def _is_least(way: TimedRoute, prices: RoutePrices) -> bool:
 def _is_far_from_least(plan: Plan, prices: RoutePrices) -> bool:
     """Whether bytes decide, and what they take is far from the least, where that is known in closed form."""
     return prices.bytes_decide and (plan.seconds or 0.0) > NEAR * (plan.lower_bound_seconds or 0.0)
+
+
+def _is_hopeless(plan: Plan) -> bool:
+    """Whether a large tensor takes so many times the least that its ways can hardly be the right ones."""
+    return not is_small(plan.reshard) and (plan.seconds or 0.0) > HOPELESS * (plan.lower_bound_seconds or 0.0)
 
 
 def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
