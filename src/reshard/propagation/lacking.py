@@ -69,8 +69,7 @@ def lacked_unevenly(options: Options, uneven: str) -> Costs:
         uneven: the rule by which tiles are cut.
     """
     lacking = np.zeros((len(options.all), len(options.all)))
-    known = np.array([option.sharding is None for option in options.all])
-    odd = np.flatnonzero(known & ~options.is_even).tolist()
+    odd = np.flatnonzero(options.is_of_pieces & ~options.is_even).tolist()
     if not odd:
         return lacking
     size = options.pieces.mesh.size
@@ -79,7 +78,7 @@ def lacked_unevenly(options: Options, uneven: str) -> Costs:
     for number in odd:
         option = options.all[number]
         own, shared = tiles.shared(options.pieces.sharding(option._replace(unreduced=()), "sum", uneven))
-        alike = np.array([option.unreduced == other.unreduced for other in options.all]) & known
+        alike = np.array([option.unreduced == other.unreduced for other in options.all]) & options.is_of_pieces
         for pairs, lacks in (((slice(None), number), own - shared), ((number, slice(None)), held - shared)):
             lacking[pairs] = np.where(alike, lacks.max(axis=1)[tiles.of_option], 0.0)
     return lacking
@@ -103,8 +102,9 @@ class _Tiles:
         for dim in range(len(options.shape)):
             lists: dict[tuple[int, ...], int] = {}
             which.append(np.array([lists.setdefault(option.dims[dim], len(lists)) for option in options.all]))
-            cut = [options.pieces.sharding(Option((axes,)), "sum", uneven) for axes in lists]
-            self._runs.append(np.stack([self._runs_of(sharding, 0, dim)[:, 0] for sharding in cut]))
+            dims = [((),) * dim + (axes,) + ((),) * (len(options.shape) - dim - 1) for axes in lists]
+            cut = [options.pieces.sharding(Option(each), "sum", uneven) for each in dims]
+            self._runs.append(np.stack([self._runs_of(sharding, dim)[:, 0] for sharding in cut]))
         self._ways, of_option = np.unique(np.stack(which), axis=1, return_inverse=True)
         self.of_option: Numbers = of_option.reshape(-1)
         """Per option its row in all tables."""
@@ -122,7 +122,7 @@ class _Tiles:
         for dim, runs in enumerate(self._runs):
             key = dim, sharding.dims[dim]
             if key not in self._known:
-                own = self._runs_of(sharding, dim, dim)
+                own = self._runs_of(sharding, dim)
                 low, high = np.maximum(runs[:, 0, None], own[0]), np.minimum(runs[:, 1, None], own[1])
                 self._known[key] = (own[1] - own[0]).sum(axis=0), np.maximum(high - low, 0.0).sum(axis=1)
             own_held, own_shared = self._known[key]
@@ -130,15 +130,9 @@ class _Tiles:
             shared *= own_shared[self._ways[dim]]
         return held, shared
 
-    def _runs_of(self, sharding: Sharding, dim: int, own_dim: int) -> Costs:
-        """Where the runs of a sharding's dim begin and end that each device has: starts and stops, a row per run.
-
-        Args:
-            sharding: of a tensor.
-            dim: of it.
-            own_dim: the dim of the options that has its size.
-        """
-        size, layout = self._shape[own_dim], sharding.layout
+    def _runs_of(self, sharding: Sharding, dim: int) -> Costs:
+        """Where the runs of a sharding's dim begin and end that each device has: starts and stops, a row per run."""
+        size, layout = self._shape[dim], sharding.layout
         key = sharding.dims[dim], size, sharding.uneven
         table = self._pieces.runs.get(key)
         if table is None:

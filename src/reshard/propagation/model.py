@@ -362,7 +362,7 @@ class Model:
         if own is wanted:
             bound = self._bound(own, dtype.itemsize)
             windows = [n for n, option in enumerate(own.all) if option.has_windows]
-            odd = {n for n, option in enumerate(own.all) if option.sharding is not None}.difference(windows)
+            odd = set(np.flatnonzero(~own.is_of_pieces).tolist()).difference(windows)
             every = range(len(own.all))
             pairs = [*product(sorted(odd), every), *product([n for n in every if n not in odd], sorted(odd))]
             for window, lacking in lacked_of_windows(own, self.net.uneven).items():

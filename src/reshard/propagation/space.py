@@ -303,10 +303,14 @@ class Options:
         return np.array(rows, dtype=np.int64).reshape(len(rows), len(self.pieces.all))
 
     @cached_property
+    def is_of_pieces(self) -> NDArray[np.bool_]:
+        """The options that pieces say."""
+        return np.array([option.sharding is None for option in self.all], dtype=np.bool_)
+
+    @cached_property
     def is_even(self) -> NDArray[np.bool_]:
         """The options that cut every dim evenly."""
-        is_of_pieces = np.array([option.sharding is None for option in self.all], dtype=np.bool_)
-        return np.asarray(is_of_pieces & (np.array(self.shape, dtype=np.int64) % self.parts == 0).all(axis=1))
+        return np.asarray(self.is_of_pieces & (np.array(self.shape, dtype=np.int64) % self.parts == 0).all(axis=1))
 
     @cached_property
     def nested(self) -> NDArray[np.bool_]:
@@ -393,8 +397,7 @@ class Options:
                     whole = np.where(uncut[:, None] < 0, np.inf, received[uncut[:, None], columns])
                     is_same = self.is_even[rows][:, None] & self.is_even[columns] | (whole == np.inf)
                     received[rows[:, None], columns] = np.where(is_same, whole / parts[:, None], 0.0)
-        foreign = [number for number, option in enumerate(self.all) if option.sharding is not None]
-        received[foreign], received[:, foreign] = 0.0, 0.0
+        received[~self.is_of_pieces], received[:, ~self.is_of_pieces] = 0.0, 0.0
         return np.asarray(received)
 
     def carried_besides(self) -> Costs:
@@ -413,7 +416,7 @@ class Options:
         largest, product = self._sizes_carried(everything)
         each = prod(self.shape) * kept / self.pieces.count(everything)
         mean = prod(self.shape) / self.parts.prod(axis=1, dtype=np.float64) + (lost - 2) * each
-        is_uneven = (lost > 1) & (gained == 1) & ~self.is_even & [option.sharding is None for option in self.all]
+        is_uneven = (lost > 1) & (gained == 1) & ~self.is_even & self.is_of_pieces
         share = np.where(is_combined, (1 / largest - 1 / product) * each, 0.0)
         return np.where(is_uneven, np.maximum(mean - self.tiles, 0.0), share)
 
