@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from random import Random
 
 import numpy as np
@@ -12,7 +13,7 @@ from simulated import simulated_seconds
 from sums import drawn, small_sums
 from time_bounds import NETWORKS
 
-from reshard import Mesh, Network, Sharding, plan
+from reshard import Mesh, Network, Sharding, parse_sharding, plan
 from reshard import numpy as engine
 from reshard.network import Level
 from reshard.planner import cache_clear
@@ -149,3 +150,31 @@ def test_all_links_of_a_torus_scatter(sizes: tuple[int, ...], ends: tuple[tuple[
     source, target = Sharding.of(mesh, *dims, unreduced=unreduced), Sharding.of(mesh, *wanted)
     made = plan(source, target, (9216 * 16, 9216 * 8), "bf16", network=Network.preset("tpu-v5e-16x16"))
     assert (made.seconds or 0.0) <= 1.06 * (made.lower_bound_seconds or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "ends", "received"),
+    [
+        # two heads on four devices: each combines 2 of 8 rows of both, 48 numbers, and two get 24 of a head
+        ({"x": 4}, (8, 2, 4), ('[{}, {}, {}], unreduced={"x"}', '[{}, {"x"}, {}]'), 72 * 4),
+        # one row for one device: each combines a quarter of it
+        ({"x": 4}, (1, 8), ('[{}, {}], unreduced={"x"}', '[{"x"}, {}]'), 12 * 4),
+        # five rows, of which two for the first device: each combines 10 numbers, and it gets 12 more
+        ({"x": 4}, (5, 8), ('[{}, {}], unreduced={"x"}', '[{"x"}, {}]'), 42 * 4),
+        # rows go where they are wanted at once where that is nearly even
+        ({"x": 4}, (1001, 8), ('[{}, {}], unreduced={"x"}', '[{"x"}, {}]'), 3 * 251 * 8 * 4),
+    ],
+)
+def test_tiles_that_are_not_equal_are_combined_in_equal_parts(
+    axes: dict[str, int], shape: tuple[int, ...], ends: tuple[str, str], received: int
+) -> None:
+    source, target = (parse_sharding(text, Mesh.of(axes)) for text in ends)
+    made = plan(source, target, shape, "int32")
+    assert made.received_bytes == received
+    parts = [
+        np.arange(prod(shape), dtype=np.int32).reshape(shape) + np.int32(number)
+        for number in range(oracle.class_count(source))
+    ]
+    tiles = engine.run(made, oracle.partial_tiles(parts, source))
+    for device, tile in oracle.tiles(sum(parts), target).items():
+        np.testing.assert_array_equal(tiles[device], tile)

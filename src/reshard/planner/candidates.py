@@ -237,7 +237,10 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Collection[
                 yield Route(on_the_way, near=1)  # each device combines what it needs, in half the messages
         cut_by = [*combined, *source.unused_axes()]
         scattered = list(islice(refinements(source, cut_by, target, shape), TRIED))
-        scattered = scattered or list(islice(refinements(source, cut_by, target, shape, evenly=False), TRIED))
+        if not scattered:  # no equal parts lie where they are wanted
+            unevenly = refinements(source, cut_by, target, shape, evenly=False)
+            anywhere = refinements(source, cut_by, source, shape)
+            scattered = [*islice(unevenly, TRIED), *islice(anywhere, TRIED)]
         for number, middle in enumerate(scattered):
             yield Route((middle,))
             for boundary in sorted(hosts) if number < COMBINED else ():
