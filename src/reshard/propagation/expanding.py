@@ -42,13 +42,13 @@ from reshard.propagation.space import Options, Pieces
 MOST_KINDS = 3
 """Of how many kinds of dims all are cut, or none, at most."""
 
-Known = dict[tuple[int, int, int, tuple[int, ...], int, bool], int | None]
-"""Of what is alike, by the options and the domain of a variable, and the option in which it is, the other option."""
+OtherOptions = dict[tuple[int, int, int, tuple[int, ...], int, bool], int | None]
+"""By the options and the domain of a variable, its option, dims, a piece, and whether that is to cut them: the other."""
 
 
 def expand(best: Descent) -> None:
     """Take the better parts of what comes of cutting all dims of a kind by a piece, or none."""
-    known: Known = {}
+    known: OtherOptions = {}
     for kind in best.model.net.kinds.largest[:MOST_KINDS]:
         for pieces in best.model.pieces.values():
             for piece, is_cut in product(range(len(pieces.all)), (False, True)):
@@ -82,7 +82,7 @@ def _otherwise(
     piece: int,
     *,
     is_cut: bool,
-    known: Known,
+    known: OtherOptions,
 ) -> dict[int, int]:
     """The options of variables that a piece is to cut in their dims of a kind, or is not, and now does otherwise."""
     kinds, options = best.model.net.kinds.of, dict[int, int]()
