@@ -43,7 +43,7 @@ MOST_KINDS = 3
 """Of how many kinds of dims all are cut, or none, at most."""
 
 OtherOptions = dict[tuple[int, int, int, tuple[int, ...], int, bool], int | None]
-"""By the options and the domain of a variable, its option, dims, a piece, and whether that is to cut them: the other."""
+"""By the options and the domain of a variable, its option, dims, a piece, whether that is to cut them: the other."""
 
 
 def expand(best: Descent) -> None:
