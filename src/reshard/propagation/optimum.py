@@ -15,6 +15,7 @@ The bound stands beside it: it holds for every choice of the space (`space.py`),
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf
 from types import MappingProxyType
@@ -505,12 +506,15 @@ def origins_without(model: Model, best: Optimum, numbers: Collection[int]) -> Ma
 
 
 def asked_for(model: Model, best: Optimum) -> dict[int, tuple[Sharding, float]]:
-    """Per value that nothing but an output reads, and is kept otherwise: where that wants it, what that costs."""
-    descent = _chosen(model, best)
+    """Per value that nothing but an output reads, and is kept otherwise: where that wants it, what that costs.
+
+    None that is kept as another is.
+    """
+    descent, alike = _chosen(model, best), Counter(map(id, model.variables))
     return {
         variable.number: (model.sharding(variable.number, wanted), descent.shared(variable))
         for variable, wanted in _only_output(descent)
-        if wanted != descent.options[id(variable)]
+        if wanted != descent.options[id(variable)] and alike[id(variable)] == 1
     }
 
 
