@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from reshard import Axis, Mesh, Network, ReshardError, Sharding, plan
+from reshard import Axis, Mesh, Network, ReshardError, Sharding, parse_sharding, plan
 from reshard.contraction.goal import Goal
 from reshard.contraction.prices import Prices, moved_by
 from reshard.dtypes import dtype_named
@@ -170,3 +170,13 @@ def test_wrong_trip_counts_are_refused(turns: object) -> None:
     with pytest.raises(ReshardError, match="loop") as refused, program.loop(turns):  # type: ignore[arg-type]
         pass
     assert refused.value.code == "bad-argument"
+
+
+def test_what_is_left_to_gain_by_a_mix_may_be_a_rounding() -> None:
+    """Ways of nearly equal loads on a torus are mixed without a division by nothing, which numpy would warn of."""
+    mesh = Mesh.of(x=2, y=2, z=2, w=2)
+    ends = ('[{"x", "z", "y"}, {"w"}], uneven=chunk', '[{"w"}, {"z", "y"}], uneven=chunk')
+    source, target = (parse_sharding(text, mesh) for text in ends)
+    with np.errstate(divide="raise", invalid="raise"):
+        made = plan(source, target, (16, 7), "bf16", network="tpu-v5e-4x4")
+    assert made.seconds

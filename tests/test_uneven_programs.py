@@ -142,3 +142,13 @@ def test_an_axis_is_cut_at_the_length_of_a_short_label() -> None:
     assert placement.is_proved
     assert placement.sharding("sums").text() == '[{"x":(1)2}]'
     assert placement.flops == 6
+
+
+@pytest.mark.parametrize(("size", "cut", "wanted"), [(6, 3, 2), (15, 5, 3), (12, 6, 4)])
+def test_an_axis_that_is_cut_where_cuts_do_not_nest_is_cut_no_further(size: int, cut: int, wanted: int) -> None:
+    """What is said in parts that are no pieces of an axis is no option of pieces, and moving it costs what it does."""
+    program = Program(Mesh.of(x=size))
+    x = program.input("x", (60, 4), "float32", f'[{{"x":(1){cut}}}, {{}}]')
+    program.output(x, f'[{{"x":(1){wanted}}}, {{}}]')
+    placement = program.propagate(goal="bytes")
+    assert placement.cost == placement.received_bytes > 0

@@ -80,6 +80,8 @@ class GrowingMix:
                 break
             is_way = worth[way] >= -self._prices[level]
             column = self._inverse @ self.loads[way] if is_way else self._inverse[:, level].copy()
+            if column.max() <= NOTHING:  # what is left to gain is a rounding
+                break
             room = np.full(len(column), inf)
             np.divide(self._amounts, column, out=room, where=column > NOTHING)
             row = int(np.where(room <= room.min() + NOTHING, column, -inf).argmax())  # small divisors carry errors far

@@ -27,10 +27,12 @@ import numpy as np
 
 from reshard.mesh import Mesh
 from reshard.propagation.fixpoint import Flow, Net
-from reshard.propagation.known_options import FEW_DEVICES, FEW_OPERATIONS, options_of_cuts, pieces_of, said_of
+from reshard.propagation.known_options import FEW_DEVICES, options_of_cuts, pieces_of, said_of
 from reshard.propagation.space import Numbers, Option, Options
 from reshard.propagation.waiting import can_wait, waiting_of
 
+FEW_OPERATIONS = 24
+"""A program of up to so many operations may be placed in finer pieces, and unevenly."""
 MOST_WAITING = 3
 """Along how many pieces a value that is cut unevenly may wait."""
 
@@ -43,13 +45,19 @@ class Domains:
         flows: runs of propagation, whose options are among those of the values.
         is_pinned: whether values are cut as the first flow has them, and only what may wait is open.
         is_free: whether what is open of inputs is chosen as that of other values is.
+        finely: whether a small program is placed in finer pieces, and unevenly: reshards are priced in no time then.
     """
 
-    def __init__(self, net: Net, flows: Sequence[Flow], *, is_pinned: bool = False, is_free: bool = False) -> None:
+    def __init__(
+        self, net: Net, flows: Sequence[Flow], *, is_pinned: bool = False, is_free: bool = False, finely: bool = True
+    ) -> None:
         self._net, self._is_pinned, self._is_free = net, is_pinned, is_free
+        self._finely = finely and len(net.values) <= FEW_OPERATIONS
         numbers = range(len(net.values))
         self.said = [said_of(net, number, flows[0]) for number in numbers]
-        self.pieces = {mesh: pieces_of(net, mesh, self.said, flows) for mesh in dict.fromkeys(net.meshes)}
+        self.pieces = {
+            mesh: pieces_of(net, mesh, self.said, flows, finely=self._finely) for mesh in dict.fromkeys(net.meshes)
+        }
         self.given = [self._given(number) for number in numbers]
         """Per value what was said of it, as an option."""
         self.waiting = waiting_of(net, self.pieces, flows)
@@ -139,14 +147,13 @@ class Domains:
             besides.setdefault((mesh, value.shape), {}).update(dict.fromkeys(own))
             for user in {net.meshes[n] for n in self._net.users[number]} - {mesh}:
                 waiting.setdefault((user, value.shape), set())
-        is_large = len(net.values) > FEW_OPERATIONS
         return {
             (mesh, shape): Options(
                 self.pieces[mesh],
                 shape,
                 along,
                 besides.get((mesh, shape), ()),
-                evenly=is_large or mesh.size > FEW_DEVICES,
+                evenly=not self._finely or mesh.size > FEW_DEVICES,
             )
             for (mesh, shape), along in waiting.items()
         }

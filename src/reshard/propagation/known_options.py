@@ -26,8 +26,8 @@ from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.nodes import Variable
 from reshard.propagation.space import Option, Pieces
 
-FEW_OPERATIONS, FEW_DEVICES = 24, 16
-"""A program of up to so many operations, and on up to so many devices, is placed in finer pieces, and unevenly."""
+FEW_DEVICES = 16
+"""On up to so many devices small programs are placed in pieces as fine as can be, and unevenly."""
 
 Said = list[tuple[Axes, bool]]
 """Per dim the axes that were said and kept, and whether it is open."""
@@ -45,10 +45,10 @@ def said_of(net: Net, number: int, flow: Flow) -> Said:
     ]
 
 
-def pieces_of(net: Net, mesh: Mesh, said: Sequence[Said], flows: Sequence[Flow]) -> Pieces:
+def pieces_of(net: Net, mesh: Mesh, said: Sequence[Said], flows: Sequence[Flow], *, finely: bool) -> Pieces:
     """The pieces of a mesh that what is said and what flows have is made of.
 
-    In small programs axes are cut at the lengths of labels too, and on few devices at every divisor.
+    Finely axes are cut at the lengths of labels too, and on few devices at every divisor.
     """
     lists: set[Axes] = set()
     for number, dims in enumerate(said):
@@ -59,7 +59,7 @@ def pieces_of(net: Net, mesh: Mesh, said: Sequence[Said], flows: Sequence[Flow])
             if annotation is not None:
                 lists.update((annotation.unreduced, annotation.replicated, *(axes for axes, _ in dims)))
     lengths: list[int] = []
-    if len(net.values) <= FEW_OPERATIONS:
+    if finely:
         lengths = sorted({size for number in net.computed for size in net.calculations[number].sizes}, reverse=True)
         lengths += range(2, min(mesh.size, FEW_DEVICES))
     return Pieces(mesh, sorted(lists, key=lambda axes: list(map(str, axes))), lengths)

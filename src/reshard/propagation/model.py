@@ -71,7 +71,7 @@ class Model:
         self, net: Net, flows: Sequence[Flow], chooser: Chooser, *, is_pinned: bool = False, is_free: bool = False
     ) -> None:
         self.net, self.chooser, self.goal = net, chooser, chooser.goal
-        self.domains = Domains(net, flows, is_pinned=is_pinned, is_free=is_free)
+        self.domains = Domains(net, flows, is_pinned=is_pinned, is_free=is_free, finely=self.goal.network is None)
         self.pieces, self.waiting = self.domains.pieces, self.domains.waiting
         self._tables: dict[tuple[object, ...], Table] = {}
         self._of_bytes: dict[tuple[int, int, str], tuple[Costs, Costs]] = {}

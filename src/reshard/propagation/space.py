@@ -83,10 +83,11 @@ class Pieces:
         sizes = {} if mesh.is_maximal else mesh.sizes
         points = split_points((axis for axes in lists for axis in axes), sizes)
         cuts = {name: {1, size, *points.get(name, ())} for name, size in sizes.items() if size > 1}
-        cuts = {name: ends if nest(sorted(ends)) else {1, sizes[name]} for name, ends in cuts.items()}
+        whole = {name for name, ends in cuts.items() if not nest(sorted(ends))}  # said in parts that are no pieces
+        cuts |= {name: {1, sizes[name]} for name in whole}
         for length in lengths:
             for name, size in sizes.items():
-                cut = gcd(size, length)
+                cut = 1 if name in whole else gcd(size, length)
                 if 1 < cut < size and cut not in cuts[name] and nest(sorted(cuts[name] | {cut})):
                     if 7 ** (1 + sum(len(ends) - 1 for ends in cuts.values())) > MOST_OPTIONS:
                         break
