@@ -84,8 +84,8 @@ WHOLE_TURNS, WIDE_TURNS, GROWTH = 8, 16, 1e-2
 The second where few went over it before, since values have hundreds of options.
 No longer than that lets the bound grow, each time by such a part of it.
 """
-FEWEST_LESSONS, LESSONS = 8, 1600
-"""How often the planner is asked about all that is chosen, at most: the first, or the second by all operations."""
+FEWEST_LESSONS, MOST_LESSONS, LESSONS = 8, 24, 1600
+"""How often the planner is asked about all that is chosen, at most: the last by all operations, within the others."""
 
 
 class Numbered(NamedTuple):
@@ -232,7 +232,7 @@ def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Ca
     known: Descent | None = None
     settled, is_open, is_large = 0.0, True, len(model.nodes) > MEDIUM
     kicks = KICKED if len(model.nodes) <= SMALL else 0
-    for _ in range(max(FEWEST_LESSONS, LESSONS // max(len(model.nodes), 1))):
+    for _ in range(max(FEWEST_LESSONS, min(LESSONS // max(len(model.nodes), 1), MOST_LESSONS))):
         has_changed = abs(best.cost - settled) > WORTH * best.cost
         if has_changed and is_open and not _is_proved(best, bounded.bound) and not is_late():
             if not is_large:  # what was learnt may be far from where the search began
