@@ -188,8 +188,8 @@ class Search:
     ) -> tuple[bool, Price | None]:
         """Whether it is known what a layout costs, and its price, where that is below the limit.
 
-        Its reshards are priced one by one, at least one more, until another row is expected to cost less; first those
-        that were asked for already.
+        Its reshards are priced one by one, in the order of `_terms`, at least one more, until another row is expected
+        to cost less.
         """
         row, layout, target = candidate
         reshards, trips = ends_of(self.task, layout, target), self.task.trip_counts
@@ -198,7 +198,7 @@ class Search:
             return True, None
         least, expected, is_new = self._least(row), ranking.expected(row), False
         moved: dict[int, Moved] = {}
-        for term in sorted(range(len(reshards)), key=lambda term: not self.effort.has_asked(reshards[term])):
+        for term in self._terms(row, reshards, ranking):
             ends = reshards[term]
             if is_new and expected > rival:
                 return False, None
@@ -222,6 +222,22 @@ class Search:
         in_order = [moved[term] for term in range(len(reshards))]
         price = price_of(in_order, trips, flops * trips[-1], work * trips[-1])
         return True, price if limit is None or price < limit else None
+
+    def _terms(self, row: int, reshards: list[Ends], ranking: Ranking) -> list[int]:
+        """The terms in the order in which their reshards are priced: first those that were asked for already.
+
+        On a network then the operands, of which that first which takes most seconds in all rows that wait and have it
+        in common: one price may rule out many.
+        """
+
+        def place(term: int) -> tuple[bool, bool, float]:
+            if self.goal.network is None or self.effort.has_asked(reshards[term]):
+                return not self.effort.has_asked(reshards[term]), False, 0.0
+            doing = self.bounds.doing[term]
+            count = ranking.count((doing == doing[row]).all(axis=1))
+            return True, term == len(reshards) - 1, -count * float(self._costs[term, row])
+
+        return sorted(range(len(reshards)), key=place)
 
     def _is_hopeless(self, reshards: list[Ends], row: int, limit: Price | None) -> bool:
         """Whether the elements that this order of the axes asks for alone cost more than the limit, whatever way."""
