@@ -70,6 +70,7 @@ class Search:
             self._costs = self._alike = self.bounds.received
         self._arithmetic = self.bounds.work(self.goal)
         self._lowest = self._lower_bounds()
+        self._is_hasty = False
 
     def _lower_bounds(self) -> list[NDArray[np.float64]]:
         """The bounds of every component of a price."""
@@ -103,7 +104,7 @@ class Search:
         chosen: dict[int, Chosen] = {}
         candidates: dict[int, list[Candidate]] = {}
         ranking = Ranking(self._lowest, self._costs, self._alike, self._arithmetic)
-        limit, is_proved = None, True
+        limit, is_proved, self._is_hasty = None, True, work_in_vain is not None
         if first is not None:
             chosen[self.table.row_of(first.layout)] = first
             if keep == 1:
@@ -188,8 +189,8 @@ class Search:
     ) -> tuple[bool, Price | None]:
         """Whether it is known what a layout costs, and its price, where that is below the limit.
 
-        Its reshards are priced one by one, at least one more, until another row is expected to cost less; first those
-        that were asked for already.
+        Its reshards are priced one by one, in the order of `_terms`, at least one more, until another row is expected
+        to cost less.
         """
         row, layout, target = candidate
         reshards, trips = ends_of(self.task, layout, target), self.task.trip_counts
@@ -198,7 +199,7 @@ class Search:
             return True, None
         least, expected, is_new = self._least(row), ranking.expected(row), False
         moved: dict[int, Moved] = {}
-        for term in sorted(range(len(reshards)), key=lambda term: not self.effort.has_asked(reshards[term])):
+        for term in self._terms(row, reshards, ranking):
             ends = reshards[term]
             if is_new and expected > rival:
                 return False, None
@@ -208,7 +209,7 @@ class Search:
                     self.effort.ask(ends)  # it counts as much, and so a search ends where it would
                     return True, None
             is_new |= self.effort.ask(ends)
-            moved[term] = self.prices.moved(*ends)
+            moved[term] = self.prices.moved_about(ends) if self._is_hasty else self.prices.moved(*ends)
             cost = moved[term].price.cost * trips[term]
             if cost == np.inf:
                 return True, None
@@ -219,9 +220,27 @@ class Search:
                 return True, None
         flops = self.chooser.flops(self.task, layout)
         work = self.chooser.work(self.task, layout, flops)
-        in_order = [moved[term] for term in range(len(reshards))]
-        price = price_of(in_order, trips, flops * trips[-1], work * trips[-1])
-        return True, price if limit is None or price < limit else None
+        operations = flops * trips[-1], work * trips[-1]
+        price = price_of([moved[term] for term in range(len(reshards))], trips, *operations)
+        if limit is None or price < limit:  # by its own plans too, where others stood in for them
+            price = price_of([self.prices.moved(*ends) for ends in reshards], trips, *operations)
+        return True, price if price.cost < np.inf and (limit is None or price < limit) else None
+
+    def _terms(self, row: int, reshards: list[Ends], ranking: Ranking) -> list[int]:
+        """The terms in the order in which their reshards are priced: first those that were asked for already.
+
+        On a network then the operands, of which that first which takes most seconds in all rows that wait and have it
+        in common: one price may rule out many.
+        """
+
+        def place(term: int) -> tuple[bool, bool, float]:
+            if self.goal.network is None or self.effort.has_asked(reshards[term]):
+                return not self.effort.has_asked(reshards[term]), False, 0.0
+            doing = self.bounds.doing[term]
+            count = ranking.count((doing == doing[row]).all(axis=1))
+            return True, term == len(reshards) - 1, -count * float(self._costs[term, row])
+
+        return sorted(range(len(reshards)), key=place)
 
     def _is_hopeless(self, reshards: list[Ends], row: int, limit: Price | None) -> bool:
         """Whether the elements that this order of the axes asks for alone cost more than the limit, whatever way."""

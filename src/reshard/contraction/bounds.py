@@ -91,15 +91,10 @@ class Bounds:
         return even & _divides(self.task.target, self.task.calculation.shapes[-1])
 
     @cached_property
-    def moved(self) -> NDArray[np.bool_]:
-        """Per term and row, whether it must be moved or cut."""
-        moved = np.zeros((len(self._roles), len(self.table.rows)), dtype=np.bool_)
-        labels = self.table.labels
-        if any(0 in shape for shape in self.task.calculation.shapes):
-            return moved
-        for term, (dims, roles) in enumerate(zip(self.task.pattern.terms, self._roles, strict=True)):
-            if roles is None:
-                continue
+    def doing(self) -> list[Rows]:
+        """Per term, row and piece: which dim it cuts, `NO_DIM`, or `UNREDUCED` along it."""
+        labels, doing = self.table.labels, list[Rows]()
+        for term, dims in enumerate(self.task.pattern.terms):
             is_result = term == len(self.task.sources)
             meaning = np.full(1 + len(labels) + len(self.task.waits), NO_DIM, dtype=np.int64)
             for number, label in enumerate(labels):
@@ -107,7 +102,18 @@ class Bounds:
                 meaning[1 + number] = holders[0] if holders else UNREDUCED if is_result else NO_DIM
             for number, wait in enumerate(self.task.waits):
                 meaning[1 + len(labels) + number] = UNREDUCED if is_result or term in wait.operands else NO_DIM
-            moved[term] = (meaning[self.table.rows] != np.array(roles, dtype=np.int64)).any(axis=1)
+            doing.append(meaning[self.table.rows])
+        return doing
+
+    @cached_property
+    def moved(self) -> NDArray[np.bool_]:
+        """Per term and row, whether it must be moved or cut."""
+        moved = np.zeros((len(self._roles), len(self.table.rows)), dtype=np.bool_)
+        if any(0 in shape for shape in self.task.calculation.shapes):
+            return moved
+        for term, roles in enumerate(self._roles):
+            if roles is not None:
+                moved[term] = (self.doing[term] != np.array(roles, dtype=np.int64)).any(axis=1)
         if self.task.target is None:
             moved[-1] = self.received[-1] > 0
         return moved

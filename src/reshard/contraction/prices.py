@@ -25,7 +25,7 @@ Price(cost=0.0, received_bytes=960, total_received_bytes=7680, steps=1, flops=0)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import fsum, gcd, inf, lcm, prod
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ from reshard.mesh import Mesh
 from reshard.network import Network, least_seconds
 from reshard.operations.projection import shards
 from reshard.planner import plan
+from reshard.planner.likeness import likeness
 from reshard.plans import Plan
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
@@ -253,6 +254,7 @@ class Prices:
         self.refusal: ReshardError | None = None
         """The last one of the planner."""
         self._moved: dict[Ends, Moved] = {}
+        self._alike: dict[tuple[Hashable, DType], Ends] = {}
         self._answers: dict[Ends, Plan | ReshardError] = {}
         self._missing: dict[tuple[Sharding, Sharding, tuple[int, ...]], Missing] = {}
         self._combined: dict[tuple[Sharding, Sharding, tuple[int, ...]], int] = {}
@@ -286,6 +288,17 @@ class Prices:
         if moved is None:
             moved = self._moved[ends] = UNMOVED if source == target else self._asked(*ends)
         return moved
+
+    def moved_about(self, ends: Ends) -> Moved:
+        """The same, or on a network what the first reshard that is alike takes, which may have another plan."""
+        moved = self.known(ends)
+        if moved is not None or self.goal.network is None:
+            return self.moved(*ends)
+        key = likeness(ends[:2], ends.shape, ends.dtype.itemsize)
+        if key is None:
+            return self.moved(*ends)
+        first = self._alike.setdefault((key, ends.dtype), ends)
+        return self.moved(*first)
 
     def _asked(self, source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType) -> Moved:
         small = smaller(source, target, shape) if self.by_smaller else None

@@ -120,6 +120,10 @@ class Ranking:
             alike = self._alike[term] == self._alike[term, row]
             self._expected[term, alike] = np.maximum(seconds, self._least[term, alike])
 
+    def count(self, rows: NDArray[np.bool_]) -> int:
+        """How many of some rows wait."""
+        return int(np.count_nonzero(self._waiting & rows[self._order]))
+
     def _totals(self) -> Amounts:
         """What the rows that wait are expected to take, in the order of their bounds."""
         expected: Amounts = (self._expected.sum(axis=0) + self._fixed)[self._order]

@@ -35,6 +35,7 @@ from reshard.network import Network, nested
 from reshard.planner.by_hosts import by_hosts
 from reshard.planner.digit_by_digit import digit_by_digit
 from reshard.planner.level_ways import LevelWays
+from reshard.planner.likeness import unlike
 from reshard.planner.policy import is_small
 from reshard.planner.relay import relay
 from reshard.planner.route_prices import RoutePrices, timed_routes
@@ -241,7 +242,7 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Collection[
             unevenly = refinements(source, cut_by, target, shape, evenly=False)
             anywhere = refinements(source, cut_by, source, shape)
             scattered = [*islice(unevenly, TRIED), *islice(anywhere, TRIED)]
-        for number, middle in enumerate(scattered):
+        for number, middle in enumerate(unlike(scattered, reshard)):
             yield Route((middle,))
             for boundary in sorted(hosts) if number < COMBINED else ():
                 inner = _combined_inside(source, middle, boundary)
@@ -252,6 +253,8 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Collection[
             yield Route((), boundary)
         below = target.mesh.parts_within(target.unused_axes(), Digit(1, boundary))
         late = list(islice(refinements(target, below, source, shape), TRIED))
+        if combined:  # else what they take is soon told
+            late = unlike(late, reshard)
         for middle in late:
             yield Route((middle,), boundary)
         if boundary in hosts:

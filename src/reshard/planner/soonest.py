@@ -32,6 +32,7 @@ from reshard.planner.evened import chain_ended_inside, combined_apart, evened_sh
 from reshard.planner.fewer_messages import few_hosts, gathered_partial, in_fewer_messages, sliced_first
 from reshard.planner.gathered_last import gathered_last
 from reshard.planner.joined import finer, going_on, joined
+from reshard.planner.likeness import unlike
 from reshard.planner.middles import worth_trying
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
@@ -298,10 +299,11 @@ def _moved_by_themselves(
                 break
     reshard, network = prices.reshard, prices.network
     in_place = [middle for middle in leading if middle.dims == reshard.source.dims and is_small(reshard)]
-    places = [*list(leading)[:count], *in_place]
+    distinct = unlike(list(leading), reshard)
+    places = [*distinct[:count], *in_place]
     chains: dict[Sharding, list[Chain]] = {}
     least_s: dict[Sharding, float] = {}
-    for middle in leading if soonest else dict.fromkeys(places):
+    for middle in distinct if soonest else dict.fromkeys(places):
         rest_s = RoutePrices.of(replace(reshard, source=middle), network).least_seconds(1)
         made = [first.chain(replace(reshard, target=middle)) for first in leading[middle]]
         timed_chains = [(rest_s + sum(use.seconds for use in uses_of(chain, network)), chain) for chain in made]
