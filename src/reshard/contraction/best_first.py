@@ -71,6 +71,8 @@ class Search:
         self._arithmetic = self.bounds.work(self.goal)
         self._lowest = self._lower_bounds()
         self._is_hasty = False
+        self._stood_in = False
+        """Whether reshards of the layout that was priced last were priced by others that are alike."""
 
     def _lower_bounds(self) -> list[NDArray[np.float64]]:
         """The bounds of every component of a price."""
@@ -105,6 +107,7 @@ class Search:
         candidates: dict[int, list[Candidate]] = {}
         ranking = Ranking(self._lowest, self._costs, self._alike, self._arithmetic)
         limit, is_proved, self._is_hasty = None, True, work_in_vain is not None
+        is_exact = True
         if first is not None:
             chosen[self.table.row_of(first.layout)] = first
             if keep == 1:
@@ -132,6 +135,7 @@ class Search:
             if is_known:
                 del candidates[row][0]
                 ranking.put_back(row)
+                is_exact &= price is not None or not self._stood_in
             if not candidates[row]:
                 ranking.drop(row)
             if price is None or (row in chosen and price >= chosen[row].price):
@@ -144,7 +148,7 @@ class Search:
                 ranking.limit_to(limit)
         if not chosen:
             raise self.prices.refusal or ReshardError("no-plan", f"no compute layout is known for {self.task.pattern}")
-        return [choice._replace(is_proved=is_proved) for choice in chosen.values()]
+        return [choice._replace(is_proved=is_proved and is_exact) for choice in chosen.values()]
 
     def _near(self, row: int) -> NDArray[np.bool_]:
         """The rows near one: where one piece does another thing, or one axis as a whole; and those that always are."""
@@ -195,6 +199,7 @@ class Search:
         row, layout, target = candidate
         reshards, trips = ends_of(self.task, layout, target), self.task.trip_counts
         self.effort.spent += 1  # a look, however soon it ends
+        self._stood_in = False
         if self._is_hopeless(reshards, row, limit):
             return True, None
         least, expected, is_new = self._least(row), ranking.expected(row), False
@@ -210,6 +215,7 @@ class Search:
                     return True, None
             is_new |= self.effort.ask(ends)
             moved[term] = self.prices.moved_about(ends) if self._is_hasty else self.prices.moved(*ends)
+            self._stood_in |= self.prices.known(ends) is None
             cost = moved[term].price.cost * trips[term]
             if cost == np.inf:
                 return True, None
