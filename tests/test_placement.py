@@ -188,6 +188,16 @@ def test_axes_of_one_device_lose_nothing_at_a_reshape() -> None:
     assert program.propagate().received_bytes == 0
 
 
+def test_an_axis_of_one_device_makes_no_second_reshard() -> None:
+    """What is gathered for one output, 80 of 96 numbers, is sliced for the others, however their axes are called."""
+    program = Program(Mesh.of(x=3, y=1, z=2))
+    value = program.op("ab->ab", program.input("a", (12, 8), "float32", '[{"x"}, {"z"}]'), name="exp")
+    for wanted in ("[{}, {}]", '[{}, {"y", "z"}]', '[{}, {"z"}]'):
+        program.output(value, wanted)
+    placed = program.propagate(goal="bytes")
+    assert placed.received_bytes == placed.cost == 80 * 4
+
+
 def test_sub_axes_that_do_not_nest_are_placed() -> None:
     text = """
 sdy.mesh @mesh = <["x"=6]>

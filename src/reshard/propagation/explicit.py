@@ -15,6 +15,7 @@ from dataclasses import replace
 from math import floor
 
 from reshard.contraction.chooser import Chooser
+from reshard.contraction.compute_layout import closed_sharding
 from reshard.contraction.pairwise import Contracted
 from reshard.contraction.prices import local_flops
 from reshard.errors import ReshardError
@@ -38,6 +39,16 @@ WHOLE = 1e-9
 def _as_said(sharding: Sharding, said: Sharding | None) -> Sharding:
     """A sharding with the axes along which it was said to be replicated."""
     return replace(sharding, replicated=said.replicated) if said is not None and said.replicated else sharding
+
+
+def _without_ones(sharding: Sharding) -> Sharding:
+    """A sharding without its axes of one device, by which nothing is cut."""
+    mesh = sharding.mesh
+    if mesh.is_maximal or sharding.is_woven or 1 not in mesh.sizes.values():
+        return sharding
+    lists = [*(dim.axes for dim in sharding.dims), sharding.unreduced]
+    *dims, unreduced = [tuple([axis for axis in axes if axis.size_in(mesh.sizes[axis.name]) > 1]) for axes in lists]
+    return closed_sharding(mesh, tuple(dims), unreduced, sharding.reduction, sharding.uneven)
 
 
 def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reasons: Sequence[str]) -> Placement:
@@ -104,6 +115,8 @@ class PlacedSoFar:
         self.reasons: dict[str, str] = {}
         self.moves: dict[tuple[Value, Sharding], Value] = {}
         """What a reshard made, by its operand and its target."""
+        self.made: dict[tuple[Value, Sharding], Value] = {}
+        """What was made first, by the same, but for axes of one device: other names for it move nothing."""
         self._known: dict[tuple[int, int], tuple[list[Sharding], int]] = {}
         """By layout and calculation, where a device's operands and result are, windows and all, and its operations."""
 
@@ -165,9 +178,11 @@ class PlacedSoFar:
     def moved(self, value: Value, target: Sharding, name: str, reason: str) -> Value:
         """A value in another sharding, by this name unless it was made before."""
         if (value, target) not in self.moves:
-            source = value
-            if value in self.numbers:
-                origin = self.best.origins.get((self.numbers[value], target))
+            plain = _without_ones(target)
+            source = self.made.get((value, plain), value)
+            if source is value and value in self.numbers:
+                number = self.numbers[value]
+                origin = self.best.origins.get((number, target)) or self.best.origins.get((number, plain))
                 source = value if origin is None else self.brought(value, origin, reason)
             try:
                 plan = self.chooser.prices.plan(self.shardings[source], target, value.shape, value.dtype)
@@ -177,6 +192,7 @@ class PlacedSoFar:
             reshard = Operation("reshard", (source,), value, block=self.operations[value.number].scope)
             result = self.moves[value, target] = self.add(reshard, (source,), name, target, reason)
             self.plans[result] = plan
+            self.made.setdefault((value, plain), result)
         return self.moves[value, target]
 
     def brought(self, value: Value, target: Sharding, reason: str) -> Value:
