@@ -3,7 +3,7 @@
 A value of which something is said has what that leaves open; an input of which nothing is said has what was carried to
 it, unless inputs are chosen too; any other value may be cut in every way that divides it, and in those that were
 carried to it.
-In small programs on few devices it may be cut unevenly too, into no more parts than it has elements.
+In small programs on few devices what is made between may be cut unevenly too, into no more parts than elements.
 It may wait to be combined where those who read it can.
 
 By hand, on two devices: x is cut by rows, as is said; what is made of it may be cut along either dim, or not.
@@ -67,7 +67,7 @@ class Domains:
         self.options = [self.on(mesh, value.shape) for mesh, value in zip(net.meshes, net.values, strict=True)]
         """Per value all options of its shape on its mesh."""
         self._kept: dict[bytes, Numbers] = {}
-        self._open: dict[tuple[int, frozenset[int], int], list[int]] = {}
+        self._open: dict[tuple[int, frozenset[int], int, bool], list[int]] = {}
 
     def on(self, mesh: Mesh, shape: tuple[int, ...]) -> Options:
         """All options of a shape on a mesh."""
@@ -103,7 +103,8 @@ class Domains:
                 self.waiting[user][0] or can_wait(graph.operations[user]) for user in users
             )
             along = self.waiting[number][0] if waits else frozenset[int]()
-            domain = self._open_domain(options, along, flowing)
+            is_end = operation.name in ("input", "output")
+            domain = self._open_domain(options, along, flowing, evenly=is_end or options.evenly)
         if graph.even_ends and operation.name in ("input", "output"):
             domain = [n for n in domain if options.is_even[n] or options.all[n] == given] or domain
         if self._is_pinned and flowing:
@@ -172,15 +173,17 @@ class Domains:
             self._known[key] = list(options)
         return self._known[key]
 
-    def _open_domain(self, options: Options, along: frozenset[int], flowing: list[Option]) -> list[int]:
+    def _open_domain(
+        self, options: Options, along: frozenset[int], flowing: list[Option], *, evenly: bool
+    ) -> list[int]:
         """The numbers of the options of a value of which nothing is said, which may wait along some pieces."""
-        key = id(options), along, id(flowing)
+        key = id(options), along, id(flowing), evenly
         if key not in self._open:
             self._open[key] = [
                 n
                 for n, option in enumerate(options.all)
                 if along.issuperset(option.unreduced)
                 and option.sharding is None
-                and (options.is_even[n] or not options.evenly or option._replace(unreduced=()) in flowing)
+                and (options.is_even[n] or not evenly or option._replace(unreduced=()) in flowing)
             ]
         return self._open[key]
