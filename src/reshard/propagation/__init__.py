@@ -15,6 +15,7 @@ ties.py         which operations are alike, so that a hundred layers are placed 
 dual.py         what no choice costs less than, and a choice to begin with
 lower_bound.py  a bound that is found when somebody asks
 descent.py      a choice made better, with reshards shared
+solution.py     a choice in shardings and compute layouts, and what it pays for
 optimum.py      the choice: begun, improved, and its reshards asked of the planner
 settling.py     single operations looked at again among all layouts
 explicit.py     the choice made explicit: reshards inserted and shared, reductions deferred

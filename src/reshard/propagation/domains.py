@@ -27,12 +27,12 @@ import numpy as np
 
 from reshard.mesh import Mesh
 from reshard.propagation.fixpoint import Flow, Net
-from reshard.propagation.known_options import FEW_DEVICES, options_of_cuts, pieces_of, said_of
+from reshard.propagation.known_options import options_of_cuts, pieces_of, said_of
 from reshard.propagation.space import Numbers, Option, Options
 from reshard.propagation.waiting import can_wait, waiting_of
 
-FEW_OPERATIONS = 24
-"""A program of up to so many operations may be placed in finer pieces, and unevenly."""
+FEW_OPERATIONS, FEW_DEVICES = 24, 16
+"""A program of up to so many operations may be placed in finer pieces; on up to so many devices unevenly too."""
 MOST_WAITING = 3
 """Along how many pieces a value that is cut unevenly may wait."""
 
@@ -78,6 +78,7 @@ class Domains:
         graph, operation = self._net.graph, self._net.graph.operations[number]
         options, flowing = self.options[number], self._flowing[number]
         given, annotation = self.given[number], graph.annotations.get(operation.result)
+        is_end = operation.name in ("input", "output")
         if given is not None and annotation is not None:
             said = self.said[number]
             if given.sharding is not None or not any(is_open for _, is_open in said):
@@ -99,13 +100,10 @@ class Domains:
             domain = [options.numbers[option] for option in flowing]
         else:
             users = self._net.users[number]
-            waits = operation.name not in ("input", "output") and any(
-                self.waiting[user][0] or can_wait(graph.operations[user]) for user in users
-            )
+            waits = not is_end and any(self.waiting[user][0] or can_wait(graph.operations[user]) for user in users)
             along = self.waiting[number][0] if waits else frozenset[int]()
-            is_end = operation.name in ("input", "output")
             domain = self._open_domain(options, along, flowing, evenly=is_end or options.evenly)
-        if graph.even_ends and operation.name in ("input", "output"):
+        if graph.even_ends and is_end:
             domain = [n for n in domain if options.is_even[n] or options.all[n] == given] or domain
         if self._is_pinned and flowing:
             cut = flowing[0].dims

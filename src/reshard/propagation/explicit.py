@@ -28,8 +28,8 @@ from reshard.propagation.builder import Builder
 from reshard.propagation.fixpoint import Net
 from reshard.propagation.handing_on import HandingOn, is_handed_on
 from reshard.propagation.memory import tile_bytes
-from reshard.propagation.optimum import Optimum
 from reshard.propagation.placement import Placement
+from reshard.propagation.solution import Optimum
 from reshard.sharding import Sharding
 
 WHOLE = 1e-9

@@ -26,8 +26,8 @@ from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.nodes import Variable
 from reshard.propagation.space import Option, Pieces
 
-FEW_DEVICES = 16
-"""On up to so many devices small programs are placed in pieces as fine as can be, and unevenly."""
+FINE = 16
+"""Finely axes are cut at their divisors below that."""
 
 Said = list[tuple[Axes, bool]]
 """Per dim the axes that were said and kept, and whether it is open."""
@@ -48,7 +48,7 @@ def said_of(net: Net, number: int, flow: Flow) -> Said:
 def pieces_of(net: Net, mesh: Mesh, said: Sequence[Said], flows: Sequence[Flow], *, finely: bool) -> Pieces:
     """The pieces of a mesh that what is said and what flows have is made of.
 
-    Finely axes are cut at the lengths of labels too, and on few devices at every divisor.
+    Finely axes are cut at the lengths of labels too, and at their small divisors.
     """
     lists: set[Axes] = set()
     for number, dims in enumerate(said):
@@ -61,7 +61,7 @@ def pieces_of(net: Net, mesh: Mesh, said: Sequence[Said], flows: Sequence[Flow],
     lengths: list[int] = []
     if finely:
         lengths = sorted({size for number in net.computed for size in net.calculations[number].sizes}, reverse=True)
-        lengths += range(2, min(mesh.size, FEW_DEVICES))
+        lengths += range(2, min(mesh.size, FINE))
     return Pieces(mesh, sorted(lists, key=lambda axes: list(map(str, axes))), lengths)
 
 

@@ -15,16 +15,11 @@ The bound stands beside it: it holds for every choice of the space (`space.py`),
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
-from reshard.contraction.compute_layout import ComputeLayout
-from reshard.contraction.pairwise import Contracted
 from reshard.propagation.copies import CopiedDual
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Dual, Picked, Shares
@@ -33,14 +28,12 @@ from reshard.propagation.fixpoint import Flow
 from reshard.propagation.known_options import flowing
 from reshard.propagation.lower_bound import LowerBound
 from reshard.propagation.model import SAME, Model
-from reshard.propagation.nodes import Besides, Variable
+from reshard.propagation.nodes import Besides
 from reshard.propagation.recombining import along, between, recombine
 from reshard.propagation.shares import Bounded, even_shares, moved, of_kinds
+from reshard.propagation.solution import Optimum, descent_of, explained
 from reshard.propagation.ties import classes_of, kinds_of
 from reshard.propagation.trees import Table, tree
-from reshard.propagation.waiting import IDENTICAL
-from reshard.propagation.ways import compute_layout
-from reshard.sharding import Sharding
 
 STEPS = 24
 """How many choices are begun with, at most."""
@@ -88,39 +81,6 @@ FEWEST_LESSONS, MOST_LESSONS, LESSONS = 8, 24, 1600
 """How often the planner is asked about all that is chosen, at most: the last by all operations, within the others."""
 
 
-class Numbered(NamedTuple):
-    """A choice in numbers."""
-
-    options: list[int]
-    """Per value."""
-    layouts: Mapping[int, int]
-    """Per operation, by its number."""
-
-
-class Optimum(NamedTuple):
-    """A choice for a whole program."""
-
-    shardings: list[Sharding]
-    """Per value."""
-    layouts: Mapping[int, ComputeLayout]
-    """Per operation that computes, by its number."""
-    origins: Mapping[tuple[int, Sharding], Sharding]
-    """Per value, by its number, and sharding in which it is wanted, that from which it is brought there."""
-    cost: float
-    """Of what the goal adds up, reshard by reshard."""
-    least: LowerBound
-    """What no choice costs less than."""
-    picked: Numbered
-    """The choice in numbers of the model."""
-    chains: Mapping[int, Contracted] = MappingProxyType({})
-    """Per operation that is contracted two operands at a time, by its number."""
-
-    @property
-    def bound(self) -> float:
-        """What no choice costs less than, found when it is first asked for."""
-        return self.least.cost
-
-
 def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) -> Optimum:
     """The cheapest choice that is found.
 
@@ -140,7 +100,7 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
     best = _searched(small, bounded, flows, is_late)
     if not is_tied:
         bounded.finish(is_late)
-        return _explained(model, best, LowerBound.known(model.bound_of(bounded.bound)))
+        return explained(model, best, LowerBound.known(model.bound_of(bounded.bound)))
     alike = model.tied(classes, kinds_of(model, classes))
     options = {id(own): best.options[id(shared)] for own, shared in zip(alike.variables, small.variables, strict=True)}
     picked, shares, handed = Picked(options, best.layouts), bounded.shares, bounded.handed
@@ -153,7 +113,7 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
         return model.bound_of(whole.bound)
 
     least = LowerBound(of_the_whole, alike.dissolve)
-    chosen = _explained(alike, Descent(alike, *picked), least, classes)
+    chosen = explained(alike, Descent(alike, *picked), least, classes)
     if deadline is not None:  # which is for the bound too
         _ = least.cost
     small.dissolve()
@@ -184,7 +144,7 @@ def changed(
     is_tied = len(set(classes)) <= FEW * len(classes)
     charged = model.charging(besides)
     small = charged.tied(classes) if is_tied else charged
-    options = {id(variable): option for variable, option in zip(small.variables, best.picked.options, strict=True)}
+    options = best.picked.by_variable(small.variables)
     layouts = {node.number: best.picked.layouts[node.number] for node in small.nodes}
     known = Descent(small, options, layouts)
     if flow is None:
@@ -208,22 +168,18 @@ def changed(
     picked = {node.number: known.layouts[classes[node.number] if is_tied else node.number] for node in model.nodes}
     for each in (charged, small):
         each.dissolve()
-    return _explained(model, Descent(model, free, picked), best.least)
+    return explained(model, Descent(model, free, picked), best.least)
 
 
 def crossed(model: Model, best: Optimum, other: Optimum, may: Callable[[Optimum], bool]) -> Optimum:
     """A choice with those parts of another that make it cheaper, one after the other, where it may be so then."""
-    chosen, theirs = (
-        ({id(v): option for v, option in zip(model.variables, each.picked.options, strict=True)}, each.picked.layouts)
-        for each in (best, other)
-    )
-    descent = Descent(model, chosen[0], dict(chosen[1]))
+    descent, theirs = descent_of(model, best), other.picked
 
-    def explained(now: Descent) -> Optimum:
-        return _explained(model, Descent(model, now.options, now.layouts), best.least)
+    def told(now: Descent) -> Optimum:
+        return explained(model, Descent(model, now.options, now.layouts), best.least)
 
-    descent.cross(theirs[0], dict(theirs[1]), lambda now: may(explained(now)))
-    return explained(descent)
+    descent.cross(theirs.by_variable(model.variables), dict(theirs.layouts), lambda now: may(told(now)))
+    return told(descent)
 
 
 def _searched(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Callable[[], bool]) -> Descent:
@@ -423,102 +379,3 @@ def _learnt(model: Model, best: Descent) -> set[Table]:
                 if model.learn(edge, *pair):
                     learnt.add(table)
     return learnt
-
-
-def _explained(model: Model, best: Descent, least: LowerBound, classes: Sequence[int] | None = None) -> Optimum:
-    """A choice in shardings and compute layouts.
-
-    Args:
-        model: the program, or what is alike in it.
-        best: the choice.
-        least: what no choice costs less than.
-        classes: per operation the number of the first one of those that are computed alike; its own unless given.
-    """
-    net = model.net
-    for variable, wanted in _only_output(best):  # what only an output reads is made where that wants it
-        kept, cost = best.options[id(variable)], best.cost
-        best.keep(variable, wanted)
-        if best.cost > cost * (1 + SAME):
-            best.keep(variable, kept)
-    shardings = [model.sharding(number, best.options[id(variable)]) for number, variable in enumerate(model.variables)]
-    layouts: dict[int, ComputeLayout] = {}
-    known: dict[tuple[int, int], ComputeLayout] = {}
-    for node in model.nodes:
-        operation = net.graph.operations[node.number]
-        if operation.name in IDENTICAL:
-            continue
-        key = id(node.layouts), best.layouts[node.number]
-        if key not in known:
-            known[key] = compute_layout(
-                net.calculations[node.number],
-                model.pieces[net.meshes[node.number]],
-                node.layouts,
-                best.layouts[node.number],
-                model.along(operation),
-                net.uneven,
-            )
-        layouts[node.number] = known[key]
-    numbers = best.layouts
-    if classes is not None:
-        layouts = {number: layouts[first] for number, first in enumerate(classes) if first in layouts}
-        numbers = {number: numbers[first] for number, first in enumerate(classes) if first in numbers}
-    picked = Numbered([best.options[id(variable)] for variable in model.variables], dict(numbers))
-    return Optimum(shardings, layouts, _origins(best), best.cost, least, picked)
-
-
-def _only_output(best: Descent) -> Iterator[tuple[Variable, int]]:
-    """The values that nothing but an output reads, and the option in which it wants them, where they may have it."""
-    for node in best.model.nodes:
-        for edge in node.uses if best.model.net.graph.operations[node.number].name == "output" else ():
-            variable, result = edge.variable, edge.node.makes[0].variable
-            is_alike = result.options is variable.options  # else they lie on two meshes
-            wanted = best.options[id(result)]
-            if is_alike and len(variable.uses) == 1 and variable.makers and wanted in variable.domain:
-                yield variable, wanted
-
-
-def _origins(best: Descent) -> dict[tuple[int, Sharding], Sharding]:
-    """As `Optimum.origins`."""
-    origins: dict[tuple[int, Sharding], Sharding] = {}
-    for variable in best.variables:
-        for (table, _), wants in best.wants(variable).items():
-            for before, after in tree(table, best.options[id(variable)], sorted(wants)):
-                if table.is_own and before != best.options[id(variable)]:
-                    for number in variable.copies or (variable.number,):
-                        pair = [best.model.sharding(number, option) for option in (after, before)]
-                        origins[number, pair[0]] = pair[1]
-    return origins
-
-
-def paid_for(model: Model, best: Optimum) -> dict[int, float]:
-    """Per operation that computes, what would be saved without it: its work, and reshards that no other shares."""
-    descent = _chosen(model, best)
-    return {node.number: descent.paid(node) for node in model.nodes if node.number in best.layouts}
-
-
-def origins_without(model: Model, best: Optimum, numbers: Collection[int]) -> Mapping[tuple[int, Sharding], Sharding]:
-    """As `Optimum.origins`, where some operations want nothing that others might be brought from."""
-    descent = _chosen(model, best)
-    for node in model.nodes:
-        if node.number in numbers:
-            descent.want(node, -1)
-    return _origins(descent)
-
-
-def asked_for(model: Model, best: Optimum) -> dict[int, tuple[Sharding, float]]:
-    """Per value that nothing but an output reads, and is kept otherwise: where that wants it, what that costs.
-
-    None that is kept as another is.
-    """
-    descent, alike = _chosen(model, best), Counter(map(id, model.variables))
-    return {
-        variable.number: (model.sharding(variable.number, wanted), descent.shared(variable))
-        for variable, wanted in _only_output(descent)
-        if wanted != descent.options[id(variable)] and alike[id(variable)] == 1
-    }
-
-
-def _chosen(model: Model, best: Optimum) -> Descent:
-    """A choice, to be asked what it pays for."""
-    options = {id(variable): option for variable, option in zip(model.variables, best.picked.options, strict=True)}
-    return Descent(model, options, dict(best.picked.layouts))

@@ -371,8 +371,9 @@ class States:
             else:
                 prices = np.minimum.reduce(price[self._sources[place][:, :, None], options], axis=1)
             prices *= edge.times
-            for column, option in () if edge.is_result else enumerate(options.tolist()):
-                if option in self._shared[place]:
+            shared = frozenset[int]() if edge.is_result else self._shared[place]
+            for column, option in enumerate(options.tolist() if shared else ()):
+                if option in shared:
                     prices[:, column] = self._sharing(place, option, is_own=edge.table.is_own)
             costs = edge.table.remember(key, prices.take(picks.places, axis=1))
         return costs

@@ -45,12 +45,13 @@ from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.memory import Life, lives
 from reshard.propagation.model import Model
 from reshard.propagation.nodes import Besides, Rent
-from reshard.propagation.optimum import Optimum, changed, crossed, optimum
+from reshard.propagation.optimum import changed, crossed, optimum
 from reshard.propagation.placement import Placement
 from reshard.propagation.reasons import reason
 from reshard.propagation.recipes import recipes, taking_over
 from reshard.propagation.rents import halfway, raised, rents
 from reshard.propagation.settling import settled
+from reshard.propagation.solution import Optimum
 from reshard.sharding import Sharding
 from reshard.tables import Table, bytes_text, plain
 

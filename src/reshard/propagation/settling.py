@@ -14,7 +14,7 @@ from reshard.contraction.pairwise import Contracted, best_way
 from reshard.contraction.prices import Effort
 from reshard.errors import ReshardError
 from reshard.propagation.model import Model
-from reshard.propagation.optimum import Optimum, asked_for, origins_without, paid_for
+from reshard.propagation.solution import Optimum, asked_for, descent_of, origins_without, paid_for
 
 MOST_OPERATIONS = 48
 """Up to how many operations that compute are looked at."""
@@ -31,8 +31,9 @@ def settled(model: Model, chooser: Chooser, best: Optimum) -> Optimum:
     """
     if len(best.layouts) > MOST_OPERATIONS:
         return best
-    net, costs, asked = model.net, paid_for(model, best), asked_for(model, best)
-    shardings, layouts, ways = list(best.shardings), dict(best.layouts), dict[int, Contracted]()
+    net, descent = model.net, descent_of(model, best)
+    costs, asked = paid_for(descent, best.layouts), asked_for(descent)
+    shardings, ways = list(best.shardings), dict[int, Contracted]()
     saved, spent = 0.0, 0
     for number, paid in sorted(costs.items(), key=lambda item: (-item[1], net.weights[item[0]])):
         if spent > EFFORT:
@@ -40,12 +41,12 @@ def settled(model: Model, chooser: Chooser, best: Optimum) -> Optimum:
         if net.calculations[number].reaches:  # whose windows an einsum does not know
             continue
         effort, tie_break = Effort(chooser.network), 0.0 if len(costs) == 1 else model.tie_break
-        ends = {best.shardings[number]: paid}
+        paid_to = {best.shardings[number]: paid}
         if number in asked:
             wanted, brought = asked[number]
-            ends[wanted] = paid + brought
+            paid_to[wanted] = paid + brought
         most = 0.0
-        for target, before in ends.items():
+        for target, before in paid_to.items():
             try:
                 way = best_way(replace(net.task(number, best.shardings), target=target), chooser, effort)
             except ReshardError:
@@ -57,12 +58,13 @@ def settled(model: Model, chooser: Chooser, best: Optimum) -> Optimum:
         spent += effort.spent
     if not ways:
         return best
-    layouts.update({number: way.chosen.layout for number, way in ways.items() if len(list(way.parts())) == 1})
+    chains = {number: way for number, way in ways.items() if len(list(way.parts())) > 1}
+    at_once = {number: way.chosen.layout for number, way in ways.items() if number not in chains}
     return best._replace(
         shardings=shardings,
-        layouts=layouts,
-        origins=origins_without(model, best, ways),
-        chains={number: way for number, way in ways.items() if len(list(way.parts())) > 1},
+        layouts={**best.layouts, **at_once},
+        origins=origins_without(descent, ways),
+        chains=chains,
         cost=best.cost - saved,
     )
 

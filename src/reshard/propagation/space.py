@@ -1,7 +1,7 @@
 """The space in which a program is placed: how every value may be kept, and how every operation may be computed.
 
 The axes of the mesh are cut into *pieces*: where an annotation or a flow cuts one, and in small programs where a label
-is shorter than an axis, or anywhere (`known_options.py`).
+is shorter than an axis, or at small divisors (`known_options.py`).
 An *option* of a value gives each piece to a dim, to none, or leaves the value unreduced along it; a *layout* of an
 operation gives each piece to a label, to none, or to operands that wait.
 Both are complete: a piece may go anywhere where it cuts evenly, whether or not an annotation brought it there; where
