@@ -51,6 +51,17 @@ class Candidate(NamedTuple):
     """Where the result goes."""
 
 
+class Priced(NamedTuple):
+    """What came of pricing a layout."""
+
+    is_known: bool
+    """Whether it is known what it costs, or that it costs more than the limit."""
+    price: Price | None = None
+    """That, if it is below the limit."""
+    is_own: bool = True
+    """Whether no reshard of it was priced by another that is alike."""
+
+
 class Search:
     """All compute layouts of a task and their prices."""
 
@@ -70,9 +81,6 @@ class Search:
             self._costs = self._alike = self.bounds.received
         self._arithmetic = self.bounds.work(self.goal)
         self._lowest = self._lower_bounds()
-        self._is_hasty = False
-        self._stood_in = False
-        """Whether reshards of the layout that was priced last were priced by others that are alike."""
 
     def _lower_bounds(self) -> list[NDArray[np.float64]]:
         """The bounds of every component of a price."""
@@ -106,8 +114,7 @@ class Search:
         chosen: dict[int, Chosen] = {}
         candidates: dict[int, list[Candidate]] = {}
         ranking = Ranking(self._lowest, self._costs, self._alike, self._arithmetic)
-        limit, is_proved, self._is_hasty = None, True, work_in_vain is not None
-        is_exact = True
+        limit, is_proved, is_exact = None, True, True
         if first is not None:
             chosen[self.table.row_of(first.layout)] = first
             if keep == 1:
@@ -131,11 +138,13 @@ class Search:
             if row not in candidates:
                 candidates[row] = self._candidates(row)
             candidate = candidates[row][0]
-            is_known, price = self._price_for(candidate, limit, ranking, rival)
+            is_known, price, is_own = self._price_for(
+                candidate, limit, ranking, rival, is_hasty=work_in_vain is not None
+            )
             if is_known:
                 del candidates[row][0]
                 ranking.put_back(row)
-                is_exact &= price is not None or not self._stood_in
+                is_exact &= price is not None or is_own
             if not candidates[row]:
                 ranking.drop(row)
             if price is None or (row in chosen and price >= chosen[row].price):
@@ -189,48 +198,48 @@ class Search:
         return sum(each.busiest for each in lacking), sum(each.total for each in lacking)
 
     def _price_for(
-        self, candidate: Candidate, limit: Price | None, ranking: Ranking, rival: float
-    ) -> tuple[bool, Price | None]:
-        """Whether it is known what a layout costs, and its price, where that is below the limit.
+        self, candidate: Candidate, limit: Price | None, ranking: Ranking, rival: float, *, is_hasty: bool
+    ) -> Priced:
+        """What a layout costs, if that is known and below the limit.
 
         Its reshards are priced one by one, in the order of `_terms`, at least one more, until another row is expected
-        to cost less.
+        to cost less; in haste by others that are alike, until the price is below the limit.
         """
         row, layout, target = candidate
         reshards, trips = ends_of(self.task, layout, target), self.task.trip_counts
         self.effort.spent += 1  # a look, however soon it ends
-        self._stood_in = False
         if self._is_hopeless(reshards, row, limit):
-            return True, None
+            return Priced(True)
         least, expected, is_new = self._least(row), ranking.expected(row), False
         moved: dict[int, Moved] = {}
+        is_own = True
         for term in self._terms(row, reshards, ranking):
-            ends = reshards[term]
+            ends, bound = reshards[term], float(self._costs[term, row])
             if is_new and expected > rival:
-                return False, None
+                return Priced(False)
             if limit is not None and self.goal.is_sum and expected >= limit.cost and self.prices.known(ends) is None:
-                bound = max(self.prices.least_seconds(ends) * trips[term], float(self._costs[term, row]))
-                if self._is_beyond(least + bound - float(self._costs[term, row]), moved, limit):
+                more = self.prices.least_seconds(ends) * trips[term] - bound
+                if self._is_beyond(least + max(more, 0.0), moved, limit):
                     self.effort.ask(ends)  # it counts as much, and so a search ends where it would
-                    return True, None
+                    return Priced(True, None, is_own)
             is_new |= self.effort.ask(ends)
-            moved[term] = self.prices.moved_about(ends) if self._is_hasty else self.prices.moved(*ends)
-            self._stood_in |= self.prices.known(ends) is None
+            moved[term] = self.prices.moved_about(ends) if is_hasty else self.prices.moved(*ends)
+            is_own &= self.prices.known(ends) is not None
             cost = moved[term].price.cost * trips[term]
             if cost == np.inf:
-                return True, None
-            least += cost - float(self._costs[term, row])
+                return Priced(True, None, is_own)
+            least += cost - bound
             expected += cost - ranking.expected_of(term, row)
             ranking.learn(term, row, cost)
             if self._is_beyond(least, moved, limit):
-                return True, None
+                return Priced(True, None, is_own)
         flops = self.chooser.flops(self.task, layout)
         work = self.chooser.work(self.task, layout, flops)
         operations = flops * trips[-1], work * trips[-1]
         price = price_of([moved[term] for term in range(len(reshards))], trips, *operations)
         if limit is None or price < limit:  # by its own plans too, where others stood in for them
             price = price_of([self.prices.moved(*ends) for ends in reshards], trips, *operations)
-        return True, price if price.cost < np.inf and (limit is None or price < limit) else None
+        return Priced(True, price if price.cost < np.inf and (limit is None or price < limit) else None, is_own)
 
     def _terms(self, row: int, reshards: list[Ends], ranking: Ranking) -> list[int]:
         """The terms in the order in which their reshards are priced: first those that were asked for already.

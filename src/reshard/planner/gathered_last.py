@@ -75,10 +75,7 @@ def _by_collectives(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
     before, after = (None if end is None else prices.of_steps.roles_of(end) for end in (sliced, target))
     if sliced is None or before is None or after is None or None not in after.roles:
         return
-    changes = zip(prices.of_steps.digits, before.roles, after.roles, strict=True)
-    moved = [digit for digit, old, new in changes if None not in (old, new) and old != new]
-    least_s = hops_seconds(moved, prices.network) + _least_gather_s(prices, after.roles)
-    if least_s * FAR_SOONER < limit_s:
+    if _least_s(prices, before.roles, after.roles) * FAR_SOONER < limit_s:
         rest = RoutePrices.of(replace(prices.reshard, source=sliced), prices.network)
         for route in collectives(rest):
             if route.steps is None and route.middles:
@@ -88,14 +85,10 @@ def _by_collectives(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
 def _worth_gathering(prices: RoutePrices, limit_s: float) -> list[Sharding | None]:
     """To what may be gathered in less time than a limit, about, what takes least first; None of the sliced source."""
     target = prices.ends[1]
-    digits = prices.of_steps.digits
     before, after = (roles.roles for roles in map(prices.of_steps.roles_of, prices.ends) if roles is not None)
     alike = [new if old in (None, new) else None for old, new in zip(before, after, strict=True)]
     least: list[tuple[float, tuple[DimSharding, ...] | None]] = [(_least_gather_s(prices, alike), None)]
-    for dims, roles in _coarser(target, after, prices):
-        changes = zip(digits, before, roles, strict=True)
-        moved = [digit for digit, old, new in changes if None not in (old, new) and old != new]
-        least.append((hops_seconds(moved, prices.network) + _least_gather_s(prices, roles), dims))
+    least += [(_least_s(prices, before, roles), dims) for dims, roles in _coarser(target, after, prices)]
     worth = sorted([way for way in least if way[0] < limit_s], key=lambda way: way[0])
     return [None if dims is None else replace(target, dims=dims, replicated=()) for _, dims in worth]
 
@@ -111,6 +104,13 @@ def _coarser(
             dims = (*sharding.dims[:dim], replace(cutting, axes=cutting.axes[:count]), *sharding.dims[dim + 1 :])
             digits = zip(prices.of_steps.digits, roles, strict=True)
             yield dims, [None if any(map(digit.lies_in, dropped)) else role for digit, role in digits]
+
+
+def _least_s(prices: RoutePrices, before: Sequence[Role], after: Sequence[Role]) -> float:
+    """What it takes about, at the least, where digits change what they cut, and then all is gathered that some cut."""
+    changes = zip(prices.of_steps.digits, before, after, strict=True)
+    moved = [digit for digit, old, new in changes if None not in (old, new) and old != new]
+    return hops_seconds(moved, prices.network) + _least_gather_s(prices, after)
 
 
 def _least_gather_s(prices: RoutePrices, roles: Sequence[Role]) -> float:

@@ -26,7 +26,7 @@ from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.candidates import slow_strides
-from reshard.planner.route_prices import RoutePrices
+from reshard.planner.route_prices import RoutePrices, timed_routes
 from reshard.planner.step_prices import DigitRoles, StepPrices
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
@@ -117,11 +117,10 @@ def made_seconds(reshard: Reshard, network: Network) -> float:
     >>> round(made_seconds(reshard, network) * 1e6)
     2
     """
-    seconds = inf
-    for stride in (0, *slow_strides(network)):
-        with suppress(ReshardError):  # what cannot be made is none
-            seconds = min(seconds, RoutePrices.of(reshard, network).timed(Route((), stride)).seconds)
-    return seconds
+    steps = [Route((), stride) for stride in (0, *slow_strides(network))]
+    with suppress(ReshardError):  # what cannot be made is none
+        return min([way.seconds for way in timed_routes(RoutePrices.of(reshard, network), steps)])
+    return inf
 
 
 def hops_seconds(digits: Iterable[Digit], network: Network) -> float:
