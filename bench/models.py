@@ -71,9 +71,10 @@ CASES = {
     "rematerialised": Case("llama3", "Llama3", {"fsdp": 2, "tp": 4}, remat="BLOCK"),
     "decode": Case("qwen3", "Qwen3", {"fsdp": 2, "tp": 4}, decodes=True),
 }
-WAYS = ("jax", "reshard", "seconds")
-OURS = {"reshard": "", "seconds": ", in seconds"}
-"""How rows name the ways that are held against plain `jit`."""
+OURS = {"reshard": "", "devices": ", as these devices compute", "seconds": ", in seconds"}
+"""How rows name the ways that are held against plain `jit`: 2,000 operations weigh as much as a byte, as is so of
+accelerators, or as many as one of `SPEEDS` does in the time of a byte of `LINK`, or seconds count."""
+WAYS = ("jax", *OURS)
 LINK = "switch", 3e9, 20e-6
 """Between all devices: bytes/s and seconds of a message."""
 SPEEDS = {"flops": 20e9, "memory_bandwidth": 10e9}
@@ -237,7 +238,8 @@ def compiled(case: Case, way: str, mesh: Any) -> tuple[Any, Problem, dict[str, f
     function = given.step
     if way != "jax":
         traced = trace(given.step, *given.arguments, in_shardings=given.shardings, out_shardings=given.asked)
-        placed = traced.propagate(network(case) if way == "seconds" else None)
+        described = None if way == "reshard" else network(case)
+        placed = traced.propagate(described, goal="balanced" if way == "devices" else None)
         figures["operations"] = len(traced.operations)
         figures["per operation"] = 1e3 * (time.perf_counter() - start) / len(traced.operations)
         function = to_jax(placed)

@@ -6,6 +6,7 @@ import gc
 import pickle
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -221,9 +222,29 @@ def test_the_goal_decides() -> None:
     assert balanced.received_bytes + balanced.flops // 2000 <= few.flops // 2000
     with pytest.raises(ReshardError, match="the goal must be bytes or balanced"):
         program.propagate(goal="speed")
+    with pytest.raises(ReshardError, match="the goal must be seconds or balanced"):
+        program.propagate("h100-8", goal="bytes")
     for seconds in (0, float("nan"), "1"):
         with pytest.raises(ReshardError, match="the seconds of a search must be"):
             program.propagate(seconds=seconds)  # type: ignore[arg-type]
+
+
+def test_work_weighs_as_the_devices_of_a_network_compute() -> None:
+    """At 2,000 operations a byte every device makes all of a product of 64 x 8 x 64; at 2 its part, and is sent 7/8."""
+    mesh = Mesh.of(x=8)
+    program = Program(mesh)
+    a, b = (
+        program.input(name, shape, "float32", Sharding.of(mesh, None, None))
+        for name, shape in (("a", (64, 8)), ("b", (8, 64)))
+    )
+    program.output(program.op("ij,jk->ik", a, b), Sharding.of(mesh, None, None))
+    network = Network.of(mesh, {"x": ("switch", 1e9, 0.0)}, flops=2e9)
+    whole, shared = program.propagate(), program.propagate(network, goal="balanced")
+    assert (whole.received_bytes, whole.flops) == (0, 2 * 64 * 64 * 8)
+    assert (shared.received_bytes, shared.flops) == (64 * 64 * 4 * 7 // 8, 2 * 64 * 64)
+    assert shared.goal.name == "balanced"
+    assert shared.cost == shared.received_bytes + shared.flops / 2
+    assert program.propagate(replace(network, flops=None), goal="balanced").cost == whole.cost
 
 
 def test_messages_end_once_they_have_gone_over_enough_unless_a_time_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,9 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--dtype", default="float32", metavar="NAME", help="the element type, as f32 or float32")
     parser.add_argument("--size", action="append", default=[], metavar="LABEL=N", help="the size of a label")
     parser.add_argument("--network", metavar="NAME", help="choose by time on this network, as h100-2x8")
-    parser.add_argument("--goal", choices=("bytes", "balanced"), help="what is least; balanced weighs work in")
+    parser.add_argument(
+        "--goal", choices=("bytes", "balanced"), help="what is least; balanced weighs work in, as the network computes"
+    )
     parser.add_argument("--leave-partial", action="store_true", help="without a target, let sums be left to be made")
     parser.add_argument("--prove", action="store_true", help="search on until no other layout can be cheaper")
     parser.add_argument("--alternatives", action="store_true", help="add a table of the other layouts, best first")

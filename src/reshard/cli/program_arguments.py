@@ -20,7 +20,9 @@ somewhere in a log; it may be a folder of dumps that holds one such module, and 
 def add_placing(parser: argparse.ArgumentParser) -> None:
     """The options for how a program is placed."""
     parser.add_argument("--network", metavar="NAME", help="choose by time on this network, as h100-2x8")
-    parser.add_argument("--goal", choices=("bytes", "balanced"), help="what is least; balanced weighs work in")
+    parser.add_argument(
+        "--goal", choices=("bytes", "balanced"), help="what is least; balanced weighs work in, as the network computes"
+    )
     parser.add_argument("--memory-limit", type=int, metavar="BYTES", help="what a device may hold at once")
     parser.add_argument("--seconds", type=float, metavar="N", help="end the search after so long, with the best so far")
 

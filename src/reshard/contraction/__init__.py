@@ -124,7 +124,7 @@ def einsum(
             array unless given, and float32 where there is none.
         target: where the result is wanted, likewise.
         network: what the devices are connected by and how fast they compute, or the name of a preset.
-        goal: `bytes`, unless given, or `balanced`; on a network `seconds`.
+        goal: `bytes`, unless given, or `balanced`; on a network `seconds`, or `balanced` as its devices compute.
         sizes: of labels that the shapes do not determine.
         leave_partial: whether, without a target, sums over cut labels may be left to the next operation to make.
         prove: whether to search on until no other layout can be cheaper; without it a search on a network, or of

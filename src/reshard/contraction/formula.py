@@ -142,7 +142,8 @@ def _verdict(plan: EinsumPlan) -> list[str]:
     received, total = bytes_text(plan.received_bytes), bytes_text(plan.total_received_bytes)
     lines = [f"received {received} on the busiest device, {total} in all; {plan.flops} operations on a device"]
     if plan.goal.balance is not None:
-        lines.append(f"goal {plan.goal.name}: a byte received weighs as much as {plan.goal.balance} operations")
+        weight = plan.goal.flops_per_byte(plan.dtype)
+        lines.append(f"goal {plan.goal.name}: a byte received weighs as much as {weight:.4g} operations")
     if not plan.is_proved:
         lines.append("not proved to be the cheapest: the search was cut short")
     if plan.network is not None:

@@ -1,16 +1,23 @@
 """What is made least: bytes, bytes and work weighed, or seconds.
 
     bytes      bytes that the busiest device receives; of as many the least work
-    balanced   these bytes and the work of a device, `BALANCE` operations counting as a byte
+    balanced   these bytes and the work of a device, `BALANCE` operations counting as a byte; of devices that a network
+               describes as many as one computes while a byte comes in
     seconds    on a network, reshards and operations one after the other; an operation takes its arithmetic, or what it
                reads from memory and writes there, whichever takes longer
 
 Bytes alone would have every device compute everything, since that moves nothing; any balance from 500 to 20,000
-operations a byte gives a train step the same layout, as what a device computes in the time of a byte lies between.
+operations a byte gives a train step the same layout, as what an accelerator computes in the time of a byte lies
+between. A processor computes far less: its network says so.
 
 >>> from reshard.dtypes import dtype_named
 >>> Goal.of("balanced").name, Goal.of("bytes").per_flop(dtype_named("f32")), Goal.of(None, "h100-8").name
 ('balanced', 0.0, 'seconds')
+
+An H100 computes 67e12 operations a second on float32, and 450e9 bytes come in meanwhile:
+
+>>> round(1 / Goal.of("balanced", "h100-8").per_flop(dtype_named("f32")))
+149
 """
 
 from __future__ import annotations
@@ -34,7 +41,9 @@ class Goal:
     network: Network | None = None
     """On which seconds count."""
     balance: int | None = None
-    """How many operations count as a byte; None where the network says it, or work only decides between equals."""
+    """How many operations count as a byte; None where seconds count, or work only decides between equals."""
+    devices: Network | None = None
+    """Whose speeds say it instead, where they are known."""
 
     @classmethod
     def of(cls, name: str | None, network: Network | str | None = None, default: str = "bytes") -> Goal:
@@ -46,10 +55,12 @@ class Goal:
         described = Network.named(network, "the network")
         if name is None:
             name = default if described is None else "seconds"
-        if name not in ("bytes", "balanced", "seconds") or (name == "seconds") != (described is not None):
-            asked = "seconds, on a network" if described is not None else "bytes or balanced; seconds need a network"
+        if name == "balanced":
+            return cls(balance=BALANCE, devices=described)
+        if name != ("bytes" if described is None else "seconds"):
+            asked = "bytes or balanced; seconds need a network" if described is None else "seconds or balanced"
             raise ReshardError("bad-argument", f"the goal must be {asked}, got: {shown(name)}")
-        return cls(described, BALANCE if name == "balanced" else None)
+        return cls(described)
 
     @property
     def name(self) -> str:
@@ -66,7 +77,13 @@ class Goal:
         if self.network is not None:
             speed = self.network.flops_of(dtype)
             return 1.0 / speed if speed else 0.0
-        return 0.0 if self.balance is None else 1.0 / self.balance
+        return 0.0 if self.balance is None else 1.0 / self.flops_per_byte(dtype)
+
+    def flops_per_byte(self, dtype: DType) -> float:
+        """How many operations on values of a dtype count as a byte, under `balanced`."""
+        if self.devices is not None and self.devices.levels and (speed := self.devices.flops_of(dtype)):
+            return speed / fastest_into(self.devices)
+        return float(self.balance or 0)
 
     @property
     def per_touched_byte(self) -> float:

@@ -342,10 +342,11 @@ class Program(Builder):
         """The program with every sharding filled in and every reshard explicit.
 
         Args:
-            network: what the devices are connected by, or the name of a preset: choices go by time.
+            network: what the devices are connected by, or the name of a preset: choices go by time, or, where the goal
+                is `balanced`, weigh work as its devices compute.
             until_priority: stop after the dims of this priority, with values cut as propagation alone has them.
             goal: `balanced` unless given: bytes received and the work of a device, weighed as
-                `reshard.contraction.goal` says; `bytes`; on a network `seconds`.
+                `reshard.contraction.goal` says; `bytes`; on a network `seconds`, unless given.
             seconds: of search, after which the best so far counts; its distance from the bound says how good it is.
                 Unless given, messages that bound it end after about a minute, on meshes of four axes and more.
             memory_limit: bytes that a device may hold at once, counted as `reshard.propagation.memory` says.
