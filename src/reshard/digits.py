@@ -39,8 +39,22 @@ from numpy.typing import NDArray
 
 Positions = NDArray[np.int64]
 P = TypeVar("P", int, Positions)
+SAMPLED = 4096
+"""How many positions stand for all of more."""
 TABLED = 1024
 """Values of digits are kept as a table where they are no more."""
+
+
+@lru_cache(64)
+def spread(size: int) -> Positions:
+    """So many positions, or `SAMPLED` of them evenly spread, where figures of every one would take too long.
+
+    >>> len(spread(3000)), spread(1 << 40)[[0, 1, -1]].tolist()
+    (3000, [0, 268501008, 1099511627775])
+    """
+    positions: Positions = np.unique(np.linspace(0, size - 1, min(size, SAMPLED)).astype(np.int64))
+    positions.flags.writeable = False
+    return positions
 
 
 def nest(cuts: Iterable[int]) -> bool:
@@ -70,7 +84,10 @@ class Digit(NamedTuple):
 
     def value(self, position: P) -> P:
         """The digit of one position, or of many."""
-        return position // self.stride % self.size
+        stride, size = self
+        if stride & (stride - 1) or size & (size - 1):
+            return position // stride % size
+        return position >> (stride.bit_length() - 1) & (size - 1)  # the same of powers of two, and far faster
 
     def lies_in(self, other: Digit) -> bool:
         """Whether it is a part of another.
@@ -203,8 +220,24 @@ class Digits(tuple[Digit, ...]):
     def index_of(self, position: P) -> P:
         """The place of a position, or of many, among the values of the digits."""
         index = position * 0
+        for digit in self:
+            index = index * digit.size + digit.value(position)
+        return index
+
+    def index_of_all(self, positions: int) -> Positions:
+        """The place of each of so many positions among the values of the digits.
+
+        >>> Digits((Digit(1, 2), Digit(4, 2))).index_of_all(8).tolist()
+        [0, 2, 0, 2, 1, 3, 1, 3]
+        """
+        if any(positions % digit.end for digit in self):
+            return self.index_of(np.arange(positions, dtype=np.int64))
+        index: Positions = np.zeros(positions, dtype=np.int64)
+        weight = self.size
         for stride, size in self:
-            index = index * size + position // stride % size
+            weight //= size
+            by_digit = index.reshape(-1, size, stride)
+            by_digit += np.arange(0, size * weight, weight)[:, None]
         return index
 
     def groups(self, positions: int) -> Positions:

@@ -214,10 +214,17 @@ class Layout:
             return stop - start
         return self.runs(dim, size, held=held).lengths(self.parts[dim])
 
-    def intervals(self, dim: int, size: int, positions: Positions) -> tuple[Positions, Positions]:
-        """Where the tiles of many positions lie in one dim: starts and stops; an empty one stops where it starts."""
+    def intervals(self, dim: int, size: int, positions: Positions | int) -> tuple[Positions, Positions]:
+        """Where the tiles of many positions lie in one dim: starts and stops; an empty one stops where it starts.
+
+        Of positions or, given a number, of so many from 0.
+        """
         start, stop = self.blocks(dim, size)
-        index = self.cutting[dim].index_of(positions)
+        cutting = self.cutting[dim]
+        if len(start) == 1:
+            shape = (positions,) if isinstance(positions, int) else positions.shape
+            return np.broadcast_to(start, shape), np.broadcast_to(stop, shape)
+        index = cutting.index_of_all(positions) if isinstance(positions, int) else cutting.index_of(positions)
         return start[index], stop[index]
 
     def blocks(self, dim: int, size: int) -> tuple[Positions, Positions]:
@@ -238,7 +245,7 @@ class Layout:
             start = low.ravel()
         return start, stop
 
-    def bounds(self, shape: Sequence[int], positions: Positions) -> list[tuple[Positions, Positions]]:
+    def bounds(self, shape: Sequence[int], positions: Positions | int) -> list[tuple[Positions, Positions]]:
         """Per dim, where the tiles of many positions lie."""
         return [self.intervals(dim, size, positions) for dim, size in enumerate(shape)]
 

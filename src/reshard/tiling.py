@@ -22,7 +22,7 @@ import numpy as np
 
 from reshard.box import Box
 from reshard.checks import checked_shape
-from reshard.digits import Positions
+from reshard.digits import Positions, spread
 from reshard.layout import Layout
 from reshard.mesh import Mesh
 from reshard.sharding import Sharding
@@ -93,7 +93,12 @@ class Tiling:
     @cached_property
     def all_bounds(self) -> list[tuple[Positions, Positions]]:
         """Per dim, where the tile of each position starts and stops."""
-        return self.layout.bounds(self.shape, self.mesh.positions)
+        return self.layout.bounds(self.shape, len(self.mesh.positions))
+
+    @cached_property
+    def some_bounds(self) -> list[tuple[Positions, Positions]]:
+        """The same of the positions that stand for all."""
+        return self.layout.bounds(self.shape, spread(self.mesh.size))
 
     @cached_property
     def all_elements(self) -> Positions:
@@ -103,6 +108,6 @@ class Tiling:
             for dim, size in enumerate(self.shape):
                 sizes *= self.layout.lengths(dim, size)[self.layout.cutting[dim].index_of(self.mesh.positions)]
             return sizes
-        for start, stop in self.all_bounds:
-            sizes *= stop - start
+        for size, parts, (start, stop) in zip(self.shape, self.layout.parts, self.all_bounds, strict=True):
+            sizes *= size if parts == 1 else stop - start
         return sizes

@@ -184,8 +184,11 @@ class DigitExchange(Exchange):
         if piece is not None and self.stays:
             return needed - piece
         places = self.source.mesh.positions_of(self.target.mesh.device_array)
-        senders, _ = self._sources(places, np.zeros_like(places))  # of round 0
-        return needed - np.where(senders == places, self.all_held if piece is None else piece, 0)
+        keeps = places >= 0  # its own in round 0, in which nothing is turned
+        for digit, by in zip(self.common.digits, self.determined_by, strict=True):
+            if self.common.digits[by] != digit:
+                keeps &= self.common.digits[by].value(places) == digit.value(places)
+        return needed - np.where(keeps, self.all_held if piece is None else piece, 0)
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         positions = self.receivers.positions

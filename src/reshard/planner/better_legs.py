@@ -13,7 +13,7 @@ from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.candidates import at_once, candidates, collectives, level_strides
 from reshard.planner.fewer_messages import one_axis_apart
-from reshard.planner.policy import best_first, shrinks_first
+from reshard.planner.policy import best_plan, shrinks_first
 from reshard.planner.rough_prices import about_least_seconds
 from reshard.planner.route_prices import RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
@@ -57,7 +57,7 @@ def _with_one_better_leg(plan: Plan, network: Network) -> Plan | None:
         except ReshardError:  # the one step has pieces too many to be priced
             continue
         if min(way.seconds for way in timed) < seconds * (1 - 1e-9):
-            leg = best_first(list(fastest(timed, RoutePrices.of(reshard, network), Options(network))))[0]
+            leg = best_plan(list(fastest(timed, RoutePrices.of(reshard, network), Options(network))))
             return replace(plan, steps=(*plan.steps[:start], *leg.steps, *plan.steps[stop:]))
     return None
 

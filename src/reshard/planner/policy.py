@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -24,7 +24,12 @@ from reshard.problem import Reshard
 def fewest_bytes(plan: Plan) -> tuple[int, int, int, int]:
     """Fewest bytes on the busiest device, then in all, then fewest steps, then fewest rounds."""
     rounds = counted(plan)
-    return plan.received_bytes, plan.total_received_bytes, len(plan.steps), 2**62 if rounds is None else rounds
+    return *bytes_and_steps(plan), 2**62 if rounds is None else rounds
+
+
+def bytes_and_steps(plan: Plan) -> tuple[int, int, int]:
+    """The same without the rounds, for which pieces are counted one by one."""
+    return plan.received_bytes, plan.total_received_bytes, len(plan.steps)
 
 
 SMALL_BYTES = 64 << 20
@@ -50,16 +55,31 @@ def may_grow(network: Network) -> bool:
     return any(level.latency_s for level in network.levels)
 
 
+def best_plan(plans: list[Plan]) -> Plan:
+    """The fastest on their network, or without one that of the fewest bytes; of equal ones that of fewer rounds."""
+    alike = _least(plans, bytes_and_steps) if plans[0].options.network is None else _least(plans, _seconds)
+    return alike[0] if len(alike) == 1 else min(alike, key=fewest_bytes)
+
+
+def _least(plans: list[Plan], key: Callable[[Plan], float | tuple[int, ...]]) -> list[Plan]:
+    """Those of the least key."""
+    keys = [key(plan) for plan in plans]
+    least = min(keys)
+    return [plan for plan, each in zip(plans, keys, strict=True) if each == least]
+
+
 def best_first(plans: list[Plan]) -> list[Plan]:
     """The plans by time on their network, then as without one."""
-    network = plans[0].options.network if plans else None
-    if len(plans) < 2 or network is None:
-        return sorted(plans, key=fewest_bytes) if len(plans) > 1 else plans
-    ordered = sorted(plans, key=lambda plan: plan.seconds or 0.0)
-    fastest = [plan for plan in ordered if plan.seconds == ordered[0].seconds]
-    best = fastest[0] if len(fastest) == 1 else min(fastest, key=fewest_bytes)
-    slower = [plan for plan in ordered if plan is not best]
-    return [best, *slower]
+    if len(plans) < 2:
+        return plans
+    if plans[0].options.network is None:
+        return sorted(plans, key=fewest_bytes)
+    best = best_plan(plans)
+    return [best, *(plan for plan in sorted(plans, key=_seconds) if plan is not best)]
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.seconds or 0.0
 
 
 def explained(plan: Plan, leanest: Plan) -> Plan:

@@ -37,7 +37,7 @@ from reshard.planner.middles import worth_trying
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
-from reshard.planner.policy import best_first, is_small, may_grow, shrinks_first
+from reshard.planner.policy import best_plan, is_small, may_grow, shrinks_first
 from reshard.planner.route_prices import TIE, RoutePrices, TimedRoute, fastest, timed_routes
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
@@ -113,8 +113,8 @@ def _by_larger_tensors(best: Plan) -> Plan:
         further = _by_further_ways(twin, ways)
         twins = dict.fromkeys([twin, further, _by_finer_ends(further, ways)])
         for way in twins:  # what ends inside it decides
-            best = best_first([best, *_ended_inside(reshard, way)])[0]
-        best = best_first([best, *_in_own_blocks(best, [*map(_timed_as, twins), *ways])])[0]
+            best = best_plan([best, *_ended_inside(reshard, way)])
+        best = best_plan([best, *_in_own_blocks(best, [*map(_timed_as, twins), *ways])])
     return best
 
 
@@ -174,7 +174,7 @@ def _by_way_of(
                 more = _others(timed, going_on([share.steps for share in first.shares], rest), prices)
                 along = prices.by_digits and _is_worth_handing_on(best, network)
                 best = _best_of(more, prices, options, best, timed, along=along)
-                best = best_first([best, joined(reshard, first, rest)])[0]
+                best = best_plan([best, joined(reshard, first, rest)])
     return best
 
 
@@ -388,8 +388,8 @@ def _best_of(
     if least <= known_s * (1 + TIE):
         plans += fastest(timed, prices, options)
     if prices.least_seconds_of_parts() >= min(least, known_s):
-        return best_first(plans)[0]
-    best = best_first([*plans, *_in_parts(timed, prices, options, known_s)])[0]
+        return best_plan(plans)
+    best = best_plan([*plans, *_in_parts(timed, prices, options, known_s)])
     if legs and best.parts == 1 and best is not known:
         best = overlapped(better_legs.with_better_legs(best))
     return with_shares(best, [*beside, *timed], along=along)

@@ -82,7 +82,8 @@ class MovedBytes:
     def _devices(self) -> np.ndarray:
         """The devices of all steps, in ascending order."""
         meshes = {mesh for step, _ in self.steps for mesh in (step.before.mesh, step.after.mesh)}
-        return np.unique(np.concatenate([mesh.device_array for mesh in meshes]))
+        devices = [mesh.device_array for mesh in meshes]
+        return np.unique(np.concatenate(devices)) if len(devices) > 1 else np.sort(devices[0])
 
     def _nothing(self) -> np.ndarray:
         """A count per device."""

@@ -21,11 +21,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from reshard.digits import spread
 from reshard.propagation.space import Costs, Numbers, Option, Options
 from reshard.sharding import Sharding
-
-MOST_DEVICES = 4096
-"""Up to how many devices of a mesh are looked at one by one where tiles are uneven."""
 
 
 def lacked_of_windows(options: Options, uneven: str) -> dict[int, Costs]:
@@ -72,8 +70,7 @@ def lacked_unevenly(options: Options, uneven: str) -> Costs:
     odd = np.flatnonzero(options.is_of_pieces & ~options.is_even).tolist()
     if not odd:
         return lacking
-    size = options.pieces.mesh.size
-    tiles = _Tiles(options, uneven, np.unique(np.linspace(0, size - 1, min(size, MOST_DEVICES)).astype(np.int64)))
+    tiles = _Tiles(options, uneven, spread(options.pieces.mesh.size))
     held = tiles.held()
     for number in odd:
         option = options.all[number]
