@@ -243,6 +243,9 @@ def test_work_weighs_as_the_devices_of_a_network_compute() -> None:
     assert (whole.received_bytes, whole.flops) == (0, 2 * 64 * 64 * 8)
     assert (shared.received_bytes, shared.flops) == (64 * 64 * 4 * 7 // 8, 2 * 64 * 64)
     assert shared.goal.name == "balanced"
+    assert "least balanced on cluster: proved" in str(
+        program.propagate(replace(network, name="cluster"), goal="balanced")
+    )
     assert shared.cost == shared.received_bytes + shared.flops / 2
     assert program.propagate(replace(network, flops=None), goal="balanced").cost == whole.cost
 

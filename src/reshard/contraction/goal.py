@@ -68,6 +68,11 @@ class Goal:
         return "seconds" if self.network is not None else "bytes" if self.balance is None else "balanced"
 
     @property
+    def title(self) -> str:
+        """The name, and by whose speeds work is weighed."""
+        return f"{self.name} on {self.devices.name}" if self.devices is not None and self.devices.name else self.name
+
+    @property
     def is_sum(self) -> bool:
         """Whether reshards and work add up to one cost; else bytes are compared, and of equal ones the rest."""
         return self.network is not None or self.balance is not None

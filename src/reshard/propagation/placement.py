@@ -240,7 +240,7 @@ class Placement(Graph):
         received = f"received {bytes_text(self.received_bytes)} on the busiest device"
         seconds = "" if self.seconds is None else f", {self.seconds * 1e6:.1f} us"
         figures = f"{reshards}, {received}{seconds}; peak {bytes_text(self.peak_bytes)}{self._largest()}"
-        proof = f"least {self.goal.name}: {self._gap()}"
+        proof = f"least {self.goal.title}: {self._gap()}"
         opaque = []
         for why, counts in (("without a rule", self.without_rule), ("of shifts that are not known", self._unknown)):
             named = [f"{name} ({count}){self._paid_for(name)}" for name, count in sorted(counts.items())]

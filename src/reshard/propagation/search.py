@@ -347,7 +347,7 @@ class Shortlist:
     def table(self) -> str:
         """What each costs, and how its inputs are sharded."""
         numbers = [str(number) for number in range(1, len(self.placements) + 1)]
-        rows = [("layout", "received", "work", "peak", "seconds", f"least {self.best.goal.name}")]
+        rows = [("layout", "received", "work", "peak", "seconds", f"least {self.best.goal.title}")]
         for number, placed in zip(numbers, self.placements, strict=True):
             rows.append(
                 (
