@@ -238,6 +238,10 @@ class DigitExchange(Exchange):
         return self.largest_piece * self.loose_values * (self.gathered_values - self.stays)
 
     @property
+    def is_without_messages(self) -> bool:
+        return not self.total_received if self.is_even else super().is_without_messages
+
+    @property
     def total_received(self) -> int:
         if not self.is_even:
             return super().total_received

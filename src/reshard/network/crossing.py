@@ -341,8 +341,10 @@ def _summed(
     lengths = tuple(
         sorted({letter: n for values, dims in factors for letter, n in zip(dims, values.shape, strict=True)}.items())
     )
-    for pair, dims, kept in _pairs_to_join(tuple([tuple(dims) for _, dims in factors]), lengths, levels):
-        joined = [tables[number] for number in pair]
+    for pair, alone, dims, kept in _pairs_to_join(tuple([tuple(dims) for _, dims in factors]), lengths, levels):
+        joined = [
+            tables[number].sum(axis=axes) if axes else tables[number] for number, axes in zip(pair, alone, strict=True)
+        ]
         tables = [table for number, table in enumerate(tables) if number not in pair]
         operands: list[Any] = [item for operand in zip(joined, dims, strict=True) for item in operand]
         tables.append(np.einsum(*operands, kept))
@@ -353,8 +355,10 @@ class JoinedPair(NamedTuple):
     """Two tables of a list, or the one that is left, and what they become, which comes last in the list then."""
 
     numbers: tuple[int, ...]
-    dims: tuple[list[int], ...]
-    """Per table the letters of its dims."""
+    alone: list[tuple[int, ...]]
+    """Per table the dims to sum up before, which nothing else has."""
+    dims: list[list[int]]
+    """Per table the letters of its other dims."""
     kept: list[int]
     """Those of the table that they become."""
 
@@ -384,7 +388,10 @@ def _pairs_to_join(
             kept = sorted(letter for letter in own if letter < levels or letter in others)
             joins.append((prod(sizes[letter] for letter in kept), prod(sizes[letter] for letter in own), numbers, kept))
         *_, numbers, kept = min(joins)
-        order.append(JoinedPair(numbers, tuple(list(left[number]) for number in numbers), kept))
+        pair = [left[number] for number in numbers]
+        shared = {*kept, *(letter for letter in pair[0] if letter in pair[-1] and len(pair) > 1)}
+        alone = [tuple([n for n, letter in enumerate(dims) if letter not in shared]) for dims in pair]
+        order.append(JoinedPair(numbers, alone, [[i for i in dims if i in shared] for dims in pair], kept))
         left = [*(dims for number, dims in enumerate(left) if number not in numbers), tuple(kept)]
     return order
 

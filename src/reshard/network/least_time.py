@@ -67,6 +67,8 @@ FEW = 4
 """Up to this size all parts of a level are tried that can count."""
 MOST_IN_RUNS = 32
 """Up to this size all runs along a ring or a line are tried."""
+MOST_IN_PRIMES = 256
+"""Up to this size parts are tried by the prime factors of a level's digits, above it by the digits that tiles have."""
 SAME = 1e-9
 """Cuts that differ by no more than so much of them take the same."""
 FURTHER = 3
@@ -339,7 +341,10 @@ def _parts(level: Level, strides: tuple[int, ...], positions: int, *, is_even: b
             chosen = arcs if level.link != "line" else [row for row in arcs if np.ptp(np.flatnonzero(row)) < row.sum()]
         rows |= {tuple(row.tolist()): None for row in chosen if row.any()}
         return list(rows)
-    cuts = sorted({cut for digit in Digits.between(strides).primes() for cut in (digit.stride, digit.end)})
+    digits = Digits.between(strides)
+    if size <= MOST_IN_PRIMES:
+        digits = digits.primes()
+    cuts = sorted({cut for digit in digits for cut in (digit.stride, digit.end)})
     if not level.is_switch:
         period = strides[-2] if is_even and level.link != "line" else size
         chosen = [(values - start) % size < count for start, count in _arcs(level, cuts[:-1], period, positions)]
