@@ -67,6 +67,8 @@ FEW = 4
 """Up to this size all parts of a level are tried that can count."""
 MOST_IN_RUNS = 32
 """Up to this size all runs along a ring or a line are tried."""
+MOST_BOTH_WAYS = 2**24
+"""Up to so many devices times cells cuts are found by boxes too where digits of a larger tensor lead to some."""
 MOST_IN_PRIMES = 256
 """Up to this size parts are tried by the prime factors of a level's digits, above it by the digits that tiles have."""
 SAME = 1e-9
@@ -179,7 +181,13 @@ def best_common_cut(
         for inside, level in zip(digits.placed.levels if digits is not None else (), strides, strict=False):
             level += [digit.stride for digit in inside]
     lengths = tuple(tuple(sorted(set(level))) for level in strides)
-    tried = [exactly] if nearly == exactly else [exactly, nearly]  # more cuts by digits, and the last devices by boxes
+    boxes = sum(side.incidences for side, digits in zip(sides, exactly, strict=True) if digits is None)
+    if nearly == exactly:
+        tried = [exactly]
+    elif boxes > MOST_BOTH_WAYS and all(nearly):
+        tried = [nearly]
+    else:
+        tried = [exactly, nearly]  # more cuts by digits, and the last devices by boxes
     cuts = [_best_common_cut(sides, known, network, lengths, tuple(devices), enough_s) for known in tried]
     return max(filter(None, cuts), key=lambda cut: cut.seconds, default=None)
 
@@ -238,7 +246,8 @@ def _longest_cut(
             added = crossing_by_digits(digits.sides, digits.placed, parts.members)
             crossing = crossing + added
             evened += [] if digits.sides is side else [(side, added)]
-        chosen = _longest(crossing.astype(np.float64) / parts.bandwidth, 1 + FURTHER * bool(evened))
+        few = all(side.incidences > MOST_BOTH_WAYS for side, _ in evened)
+        chosen = _longest(crossing.astype(np.float64) / parts.bandwidth, 1 if few else 1 + FURTHER)
         exact = {place: _exact(place, crossing[place], evened, network, parts.members) for place in chosen}
     except ReshardError:  # tiles that are too many to list
         return None
