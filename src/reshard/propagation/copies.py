@@ -42,7 +42,7 @@ import numpy as np
 from reshard.propagation.dual import Dual, Shares, cut
 from reshard.propagation.elimination import End, Link, Once, eliminate
 from reshard.propagation.model import Model
-from reshard.propagation.nodes import EdgeKey, Variable
+from reshard.propagation.nodes import EdgeKey, Variable, sharing
 from reshard.propagation.space import Costs
 
 
@@ -88,7 +88,8 @@ def _linked(model: Model, pairs: Mapping[EdgeKey, tuple[tuple[int, int], ...]], 
         size = len(variable.domain)
         ends[id(variable)] = End(variable, costs.setdefault(size, np.zeros(size)), variable.domain)
         ends[id(variable)].copies = variable.copies
-        parts.update(_parts(variable, pairs, {edge.key: shares[edge.key] for edge in variable.uses}))
+        for uses in sharing(variable):
+            parts.update(_parts(variable, pairs, {edge.key: shares[edge.key] for edge in uses}))
     for node in model.nodes:
         own = ends[id(node)] = End(node, node.cost, np.arange(len(node.layouts)))
         for edge in node.edges:

@@ -15,7 +15,7 @@ from copy import copy
 import numpy as np
 
 from reshard.propagation.model import Model
-from reshard.propagation.nodes import Edge, Node, Variable
+from reshard.propagation.nodes import Edge, Node, Sharing, Variable
 from reshard.propagation.space import Costs
 from reshard.propagation.trees import Table
 
@@ -23,7 +23,7 @@ NEAR = 3
 """How many options of a value are priced exactly at a time."""
 SLACK = 1e-9
 
-Wanted = dict[int, dict[tuple[Table, float], dict[int, int]]]
+Wanted = dict[int, dict[Sharing, dict[int, int]]]
 
 
 class Descent:
@@ -44,7 +44,7 @@ class Descent:
         self.options, self.layouts = dict(options), dict(layouts)
         self.variables = model.distinct
         self.wanted: Wanted
-        """Per variable, and reshards of one kind that happen so many times, how many uses want it in an option."""
+        """Per variable, and reshards that are shared, how many uses want it in an option."""
         if before is None:
             self.wanted = {id(variable): {} for variable in self.variables}
             for node in model.nodes:
@@ -85,10 +85,10 @@ class Descent:
 
     def _change(self, edge: Edge, option: int, by: int) -> None:
         """One use more or less that wants its operand in an option."""
-        groups, group = self.wanted[id(edge.variable)], (edge.table, edge.times)
-        counts = groups.get(group)
+        shared = self.wanted[id(edge.variable)]
+        counts = shared.get(edge.sharing)
         if counts is None:
-            counts = groups[group] = {}
+            counts = shared[edge.sharing] = {}
         count = counts.get(option, 0) + by
         if count:
             counts[option] = count
@@ -137,21 +137,21 @@ class Descent:
         """What the reshards of a value cost, and holding it."""
         kept = self.options[id(variable)]
         cost = 0.0 if variable.rent is None else float(variable.rent[kept])
-        for (table, times), counts in self.wanted[id(variable)].items():
+        for (table, times, _), counts in self.wanted[id(variable)].items():
             if counts:
                 cost += table.all_from(kept, frozenset(counts)) * times
         return cost
 
-    def wants(self, variable: Variable) -> dict[tuple[Table, float], frozenset[int]]:
-        """What is wanted of a value, so many times."""
-        return {group: frozenset(counts) for group, counts in self.wanted[id(variable)].items() if counts}
+    def wants(self, variable: Variable) -> dict[Sharing, frozenset[int]]:
+        """In which options a value is wanted, by those who share reshards."""
+        return {sharing: frozenset(counts) for sharing, counts in self.wanted[id(variable)].items() if counts}
 
     def there(self, edge: Edge) -> list[int]:
         """The options of an operand that are there without an operation: how it is kept, and what others want."""
         kept, own = self.options[id(edge.variable)], self._want(edge)
         if not edge.table.is_own:
             return [kept]
-        counts = self.wanted[id(edge.variable)][edge.table, edge.times]
+        counts = self.wanted[id(edge.variable)][edge.sharing]
         return [kept, *(option for option, count in counts.items() if count > (option == own))]
 
     def marginal(self, edge: Edge) -> Costs:
@@ -359,4 +359,4 @@ class Descent:
 
 
 def _copied(wanted: Wanted) -> Wanted:
-    return {key: {group: {**counts} for group, counts in own.items()} for key, own in wanted.items()}
+    return {key: {sharing: {**counts} for sharing, counts in own.items()} for key, own in wanted.items()}

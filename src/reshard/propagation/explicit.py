@@ -12,12 +12,11 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from math import floor
 
 from reshard.contraction.chooser import Chooser
 from reshard.contraction.compute_layout import closed_sharding
 from reshard.contraction.pairwise import Contracted
-from reshard.contraction.prices import local_flops
+from reshard.contraction.prices import busiest, local_flops, moved_by, received_evenly
 from reshard.errors import ReshardError
 from reshard.operations.blocks import Block, around
 from reshard.operations.kinds import LEAVING
@@ -31,9 +30,6 @@ from reshard.propagation.memory import tile_bytes
 from reshard.propagation.placement import Placement
 from reshard.propagation.solution import Optimum
 from reshard.sharding import Sharding
-
-WHOLE = 1e-9
-"""As a part of them, by how much a sum of whole bytes may miss a whole number."""
 
 
 def _as_said(sharding: Sharding, said: Sharding | None) -> Sharding:
@@ -88,11 +84,10 @@ def explicit(program: Builder, net: Net, chooser: Chooser, best: Optimum, reason
                 placing.places[end.result] = placing.moved(value, target, end.result.name, reason)
     for value, said in program.annotations.items():
         placing.shardings[placing.places[value]] = _as_said(placing.shardings[placing.places[value]], said)
-    cost = best.cost if chooser.goal.is_sum else float(floor(best.cost * (1 + WHOLE)))  # less work is no byte
     return Placement(
         dict(program.meshes), tuple(placing.operations), placing.shardings, placing.plans, placing.work,
-        placing.touched, placing.reasons, chooser.goal, cost, best.least, Counter(program.without_rule),
-        program.signature,
+        placing.touched, placing.reasons, chooser.goal, placing.moving_cost(), best.least,
+        Counter(program.without_rule), program.signature,
     )  # fmt: skip
 
 
@@ -117,6 +112,8 @@ class PlacedSoFar:
         """What a reshard made, by its operand and its target."""
         self.made: dict[tuple[Value, Sharding], Value] = {}
         """What was made first, by the same, but for axes of one device: other names for it move nothing."""
+        self.handed_on: list[set[Value]] = []
+        """Of what is handed on from device to device, what its reshards make."""
         self._known: dict[tuple[int, int], tuple[list[Sharding], int]] = {}
         """By layout and calculation, where a device's operands and result are, windows and all, and its operations."""
 
@@ -165,8 +162,9 @@ class PlacedSoFar:
         brought = [self.brought(*pair, f"needed by {name}") for pair in zip(operands, used, strict=True)]
         called, says = (name, reason) if output == sharding else (self.name(name), f"as {name} is computed")
         if is_handed_on(operation, layout):
-            chain = HandingOn(self, operation, layout)
+            chain, before = HandingOn(self, operation, layout), len(self.operations)
             value, flops = chain.result(brought[0], called, says), flops + chain.flops
+            self.handed_on.append(self.plans.keys() & {each.result for each in self.operations[before:]})
         else:
             value = self.add(operation, brought, called, output, says)
         trips = self.net.trip_counts(number)[-1]
@@ -174,6 +172,19 @@ class PlacedSoFar:
         ends = list(zip(operation.values, (*used, output), strict=True))
         self.touched[value] = sum(tile_bytes(*ends[place]) for place in self.net.fusion.touched(operation)) * trips
         return value
+
+    def moving_cost(self) -> float:
+        """As `Placement.moving_cost`."""
+        moving = [(value, plan, self.operations[value.number].trip_count) for value, plan in self.plans.items()]
+        if self.chooser.goal.network is not None:
+            return sum((plan.seconds or 0.0) * trips for _, plan, trips in moving)
+        together = set[Value]().union(*self.handed_on)
+        in_turn = sum(received_evenly(plan) * trips for value, plan, trips in moving if value not in together)
+        at_once = [
+            busiest((moved_by(plan), trips) for value, plan, trips in moving if value in values)
+            for values in self.handed_on
+        ]
+        return float(in_turn + sum(at_once))
 
     def moved(self, value: Value, target: Sharding, name: str, reason: str) -> Value:
         """A value in another sharding, by this name unless it was made before."""

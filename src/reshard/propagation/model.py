@@ -52,8 +52,11 @@ TIE_BREAK = 1e-10
 """What an operation costs at the least where work only decides between equals."""
 LESS_THAN_A_BYTE = 0.5
 """What all operations of one device together cost then, as long as that is more for each: so bytes go first."""
-TAKEN_APART = 1e-6
-"""By how much, as a part of it, moving what a loop takes apart costs more as a whole, since that must be held."""
+TAKEN_APART = 5e-8
+"""By how much, as a part of it, moving what a loop takes apart costs less in parts, since no whole must be held.
+
+So little that it proves what it would without it.
+"""
 
 
 class Model:
@@ -93,6 +96,8 @@ class Model:
         self.variables = self._variables()
         self.is_tied = False
         """Whether values that are of one class are kept alike."""
+        self.read_as: Sequence[int] = range(len(self.variables))
+        """Per value the number by which it is read: that of the first one of its class where these are kept alike."""
         self._distinct: tuple[list[Variable], list[Variable]] | None = None
         """All variables, and each once."""
 
@@ -120,7 +125,7 @@ class Model:
             kinds: per value the number of the first one of those that are kept alike; its class unless given.
         """
         tied = copy(self)
-        tied.is_tied = True
+        tied.is_tied, tied.read_as = True, classes
         tied.variables = self._tied_variables(classes if kinds is None else kinds)
         members: dict[int, list[int]] = {}
         for number in self.net.order:
@@ -257,8 +262,12 @@ class Model:
         node = Node(number, layouts, self._costs[key])
         for place, options in enumerate(tensors):
             is_result = place == len(tensors) - 1
-            often = trips[place] * (1 + TAKEN_APART if operation.name == "element" and not is_result else 1)
-            for variable in dict.fromkeys(self.variables[each.values[place].number] for each in alike):
+            maker = net.graph.operations[operation.values[place].number]
+            often = trips[place] * (1 - TAKEN_APART if maker.name == "element" else 1)
+            read: dict[Variable, int] = {}
+            for each in alike:
+                read.setdefault(self.variables[each.values[place].number], each.values[place].number)
+            for variable, value in read.items():
                 rent = 0.0
                 if rents:
                     values = {value.number for value in (each.values[place] for each in alike)}
@@ -269,7 +278,17 @@ class Model:
                 table = variable.table
                 if rent or is_one or options is not variable.options:
                     table = self._table(variable.number, options, rent, is_result=is_result, is_one=is_one)
-                edge = Edge(node, place, variable, options, table, layouts.picks[place], often, is_result=is_result)
+                edge = Edge(
+                    node,
+                    place,
+                    variable,
+                    options,
+                    table,
+                    layouts.picks[place],
+                    often,
+                    self.read_as[value],
+                    is_result=is_result,
+                )
                 (node.makes if is_result else node.uses).append(edge)
                 (variable.makers if is_result else variable.uses).append(edge)
         return node

@@ -6,7 +6,7 @@ alike; an *edge* says in which option of a variable each layout of a node wants 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -92,6 +92,16 @@ class Node:
         return [*self.uses, *self.makes]
 
 
+class Sharing(NamedTuple):
+    """What uses have in common that share reshards: those to one option are one."""
+
+    table: Table
+    times: float
+    """How often they happen."""
+    value: int
+    """The number of what is read: a variable is several values where these must be kept alike."""
+
+
 class EdgeKey(NamedTuple):
     """What names an edge."""
 
@@ -113,6 +123,7 @@ class Edge:
         table: Table,
         picks: Picks,
         often: float,
+        value: int,
         *,
         is_result: bool,
     ) -> None:
@@ -121,6 +132,7 @@ class Edge:
         self.often, self.is_result = often, is_result
         self.times = often * variable.count
         """How often a reshard is made, of all values that are kept alike."""
+        self.sharing = Sharing(table, self.times, value)
         self.key = EdgeKey(node.number, place, variable.number)
 
     @cached_property
@@ -154,3 +166,11 @@ class Edge:
             prices = self.table.price[rows[:, None], columns] * self.times
             costs = self.table.remember(key, np.ascontiguousarray(prices.T if self.is_result else prices))
         return costs
+
+
+def sharing(variable: Variable) -> Iterable[list[Edge]]:
+    """The uses of a variable, those of one value together, which may share reshards of it."""
+    uses: dict[int, list[Edge]] = {}
+    for edge in variable.uses:
+        uses.setdefault(edge.sharing.value, []).append(edge)
+    return uses.values()

@@ -373,7 +373,7 @@ def _learnt(model: Model, best: Descent) -> set[Table]:
         for edge in variable.makers:
             if model.learn(edge, edge.picks.listed[best.layouts[edge.node.number]], kept):
                 learnt.add(edge.table)
-        for (table, _), wants in best.wants(variable).items():
+        for (table, *_), wants in best.wants(variable).items():
             for pair in tree(table, kept, sorted(wants)):
                 edge = next(edge for edge in variable.uses if edge.table is table)
                 if model.learn(edge, *pair):

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from reshard.contraction.goal import Goal
-from reshard.contraction.prices import BY_BYTES, busiest, moved_by, received_evenly
+from reshard.contraction.prices import BY_BYTES, busiest, moved_by
 from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -64,8 +64,11 @@ class Placement(Graph):
     """Per name of a value, where its sharding comes from."""
     goal: Goal = BY_BYTES
     """What was made least."""
-    cost: float = 0.0
-    """What the goal adds up, reshard by reshard: seconds, or bytes with the work that is weighed in."""
+    moving_cost: float = 0.0
+    """What the reshards cost, one after the other: seconds, or bytes of the busiest device of each.
+
+    Those that hand on from device to device count together.
+    """
     least: LowerBound = field(default=NOTHING, repr=False, compare=False)
     """What no placement costs less than, once somebody asks."""
     without_rule: Counter[str] = field(default_factory=Counter)
@@ -140,6 +143,11 @@ class Placement(Graph):
         """Operations of the busiest device."""
         return sum(self.work.values())
 
+    @cached_property
+    def cost(self) -> float:
+        """What the goal adds up, reshard by reshard: seconds, or bytes with the work that is weighed in."""
+        return self.moving_cost + sum(map(self._worked, self.operations))
+
     @property
     def bound(self) -> float:
         """What no placement costs less than, in the space that `reshard.propagation.space` states; 0 outside it."""
@@ -159,22 +167,18 @@ class Placement(Graph):
         """
         if self.network is not None:
             return None
-        in_turn = sum(received_evenly(plan) * self.trip_count(value) for value, plan in self.plans.items())
         gap = 0 if self.is_proved else int(self.cost - self.bound)
-        return max(min(in_turn - gap, self.received_bytes), 0)
+        return max(min(int(self.moving_cost) - gap, self.received_bytes), 0)
 
     @property
     def lower_bound_seconds(self) -> float | None:
         """Seconds that no placement goes below; None without a network."""
         return None if self.network is None else min(self.bound, self.seconds or 0.0)
 
-    @cached_property
+    @property
     def seconds(self) -> float | None:
         """What reshards and operations take on the network that it was placed for; None without one."""
-        if self.network is None:
-            return None
-        moved = sum((plan.seconds or 0.0) * self.trip_count(value) for value, plan in self.plans.items())
-        return moved + sum(map(self._worked, self.operations))
+        return None if self.network is None else self.cost
 
     def _worked(self, operation: Operation) -> float:
         """What the work of a device costs, over the trip count of an operation."""

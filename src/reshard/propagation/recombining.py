@@ -55,9 +55,8 @@ from reshard.propagation.deciding import decided
 from reshard.propagation.descent import Descent
 from reshard.propagation.dual import Picked
 from reshard.propagation.elimination import End, Link, Once
-from reshard.propagation.nodes import Edge, Node, Variable
+from reshard.propagation.nodes import Edge, Node, Sharing, Variable
 from reshard.propagation.space import Costs, Numbers, Pieces
-from reshard.propagation.trees import Table
 from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import Picks
 
@@ -65,10 +64,6 @@ MOST_KNOWN = 4096
 """Of how many values that are not alike the choices are kept."""
 MOST_STATES = 16
 """How many choices of a value are looked at of how it is kept and in what else it is there, where that can be."""
-
-
-Kind = tuple[Table, float]
-"""Of the reshards of a value: what they cost, and how often they happen."""
 
 
 class PartOfChoices(NamedTuple):
@@ -229,7 +224,7 @@ class _Problem:
         own = self._chosen.options[id(variable)]
         wants = self._wants(variable)
         kinds = tuple(wants)
-        states = _states(kept, own, tuple([(table.is_own, each) for (table, _), each in wants.items()]))
+        states = _states(kept, own, tuple([(table.is_own, each) for (table, *_), each in wants.items()]))
         cost = states.nothing
         for part in states.costs(kinds):
             cost = part if cost is states.nothing else self._once.make(np.add, cost, part)
@@ -241,18 +236,18 @@ class _Problem:
                 cost = cost + edge.table.price[made, states.kept] * edge.times
         return _Value(variable, End(variable, cost, states.numbers), states, kinds)
 
-    def _wants(self, variable: Variable) -> dict[Kind, Wants]:
+    def _wants(self, variable: Variable) -> dict[Sharing, Wants]:
         """Per kind of reshards of a value in which options it is wanted."""
         counts = {kind: {**own} for kind, own in self._chosen.wanted[id(variable)].items()}
         now = {kind: frozenset(own) for kind, own in counts.items()}
-        may: dict[Kind, set[int]] = {kind: set() for kind in counts}
-        several: dict[Kind, set[int]] = {kind: set() for kind in counts}
+        may: dict[Sharing, set[int]] = {kind: set() for kind in counts}
+        several: dict[Sharing, set[int]] = {kind: set() for kind in counts}
         for edge, picks in self._uses.get(id(variable), ()):
-            kind, options = (edge.table, edge.times), picks.options.tolist()
+            kind, options = edge.sharing, picks.options.tolist()
             counts[kind][edge.picks.listed[self._chosen.layouts[edge.node.number]]] -= 1
             several[kind].update(may[kind].intersection(options))
             may[kind].update(options)
-        wants: dict[Kind, Wants] = {}
+        wants: dict[Sharing, Wants] = {}
         for kind, own in counts.items():
             anyway = frozenset([option for option, count in own.items() if count > 0])
             wants[kind] = Wants(now[kind], anyway, frozenset(several[kind]) - anyway)
@@ -346,9 +341,9 @@ class States:
         most = max(map(len, there))
         return np.array([(*each, *each[:1] * (most - len(each))) for each in there])
 
-    def costs(self, kinds: Sequence[Kind]) -> Iterator[Costs]:
+    def costs(self, kinds: Sequence[Sharing]) -> Iterator[Costs]:
         """What the reshards cost in each state that make all that is there, kind by kind."""
-        for place, (table, times) in enumerate(kinds):
+        for place, (table, times, _) in enumerate(kinds):
             if self._shared[place]:
                 key = None, None, self, place, times
                 costs = table.known.get(key)
@@ -357,9 +352,9 @@ class States:
                     costs = table.remember(key, np.array(trees) * times)
                 yield costs
 
-    def moving(self, edge: Edge, picks: Picks, kinds: Sequence[Kind]) -> Costs:
+    def moving(self, edge: Edge, picks: Picks, kinds: Sequence[Sharing]) -> Costs:
         """Per state and layout what it costs to bring the value where that wants it, or from how that makes it."""
-        place = -1 if edge.is_result else kinds.index((edge.table, edge.times))
+        place = -1 if edge.is_result else kinds.index(edge.sharing)
         key = None, None, self, place, picks, edge.times
         costs = edge.table.known.get(key)
         if costs is None:
@@ -397,7 +392,7 @@ class _Value(NamedTuple):
     variable: Variable
     end: End
     states: States
-    kinds: tuple[Kind, ...]
+    kinds: tuple[Sharing, ...]
     """Of its reshards."""
 
 

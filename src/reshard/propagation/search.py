@@ -43,7 +43,7 @@ from reshard.propagation.builder import Builder
 from reshard.propagation.explicit import explicit
 from reshard.propagation.fixpoint import Flow, Net
 from reshard.propagation.memory import Life, lives
-from reshard.propagation.model import Model
+from reshard.propagation.model import SAME, Model
 from reshard.propagation.nodes import Besides, Rent
 from reshard.propagation.optimum import changed, crossed, optimum
 from reshard.propagation.placement import Placement
@@ -146,12 +146,17 @@ class LayoutSearch:
         return optimum(self.model, [flow or self.flows[0], *self.flows[1:]], self.deadline)
 
     def placed(self, best: Optimum, limits: Limits = NO_LIMITS) -> Placement:
-        """What comes of a choice; single operations are looked at again where that leaves work below a limit."""
+        """What comes of a choice; single operations are looked at again where that leaves work below a limit.
+
+        Not where they shared reshards, so that each by itself costs less and the program more.
+        """
         again = settled(self.model, self.chooser, best)
         placed = self._explicit(again)
-        if again is not best and not limits.let_compute(placed):
-            placed = self._explicit(best)
-        return placed
+        if again is best:
+            return placed
+        if not limits.let_compute(placed):
+            return self._explicit(best)
+        return placed if placed.cost <= best.cost * (1 + SAME) else min(self._explicit(best), placed, key=_cost)
 
     def _explicit(self, best: Optimum) -> Placement:
         """A choice as a program, with its reasons."""
@@ -288,6 +293,11 @@ class LayoutSearch:
         return [(best, placed), *self.smaller(best, placed, limits), *self.from_recipes(best, limits)]
 
 
+def _cost(placed: Placement) -> float:
+    """What the goal adds up."""
+    return placed.cost
+
+
 def _peak(pair: tuple[Optimum, Placement]) -> int:
     """What a choice needs on a device."""
     return pair[1].peak_bytes
@@ -309,7 +319,7 @@ def place(
     search = LayoutSearch(program, goal, until_priority, deadline=deadline)
     best = search.best()
     fitting = search.within(best, search.placed(best, limits), limits)
-    placed = min((placed for _, placed in fitting), key=lambda each: each.cost)
+    placed = min((placed for _, placed in fitting), key=_cost)
     search.model.dissolve()
     search.model.forget()
     search.net.forget()

@@ -20,6 +20,7 @@ import numpy as np
 
 from reshard.propagation.dual import Dual, Handed, Picked, Shares
 from reshard.propagation.model import Model
+from reshard.propagation.nodes import sharing
 
 TURNS, FEW_TURNS = 20, 8
 """How often messages go forth and back at first, and after each step, at most."""
@@ -108,7 +109,8 @@ class Bounded:
 
 def even_shares(model: Model) -> Shares:
     """An even part for all who use a value."""
-    return {edge.key: 1.0 / len(edge.variable.uses) for node in model.nodes for edge in node.uses}
+    variables = {id(edge.variable): edge.variable for node in model.nodes for edge in node.uses}.values()
+    return {edge.key: 1.0 / len(uses) for variable in variables for uses in sharing(variable) for edge in uses}
 
 
 def moved(model: Model, shares: Shares, choice: Picked, part: float = 1.0) -> Shares:
@@ -122,13 +124,14 @@ def moved(model: Model, shares: Shares, choice: Picked, part: float = 1.0) -> Sh
         if len(variable.uses) < 2:
             continue
         row = options[id(variable)]
-        paid = {
-            edge.key: float(edge.table.bound[row, edge.picks.listed[layouts[edge.node.number]]]) * edge.times
-            for edge in variable.uses
-        }
-        total = sum(paid.values())
-        if total > 0:
-            after.update((key, (1 - part) * shares[key] + part * cost / total) for key, cost in paid.items())
+        for uses in sharing(variable):
+            paid = {
+                edge.key: float(edge.table.bound[row, edge.picks.listed[layouts[edge.node.number]]]) * edge.times
+                for edge in uses
+            }
+            total = sum(paid.values())
+            if total > 0:
+                after.update((key, (1 - part) * shares[key] + part * cost / total) for key, cost in paid.items())
     return after
 
 

@@ -114,12 +114,15 @@ def _only_output(best: Descent) -> Iterator[tuple[Variable, int]]:
 def _origins(best: Descent) -> dict[tuple[int, Sharding], Sharding]:
     """As `Optimum.origins`."""
     origins: dict[tuple[int, Sharding], Sharding] = {}
+    model, alike = best.model, dict[tuple[int, int], list[int]]()
+    for number, variable in enumerate(model.variables):
+        alike.setdefault((id(variable), model.read_as[number]), []).append(number)
     for variable in best.variables:
-        for (table, _), wants in best.wants(variable).items():
+        for (table, _, value), wants in best.wants(variable).items():
             for before, after in tree(table, best.options[id(variable)], sorted(wants)):
                 if table.is_own and before != best.options[id(variable)]:
-                    for number in variable.copies or (variable.number,):
-                        pair = [best.model.sharding(number, option) for option in (after, before)]
+                    for number in alike[id(variable), value]:
+                        pair = [model.sharding(number, option) for option in (after, before)]
                         origins[number, pair[0]] = pair[1]
     return origins
 
