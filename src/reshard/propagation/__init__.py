@@ -17,6 +17,7 @@ lower_bound.py  a bound that is found when somebody asks
 descent.py      a choice made better, with reshards shared
 solution.py     a choice in shardings and compute layouts, and what it pays for
 optimum.py      the choice: begun, improved, and its reshards asked of the planner
+orders.py       einsums of many operands, two at a time
 settling.py     single operations looked at again among all layouts
 explicit.py     the choice made explicit: reshards inserted and shared, reductions deferred
 placement.py    a program once it is placed: its figures, its table

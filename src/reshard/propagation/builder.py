@@ -190,13 +190,18 @@ class Builder(Graph):
             return
         values = [each.result for each in kept]
         renumbered = {each: Value(each.name, each.shape, each.dtype, number) for number, each in enumerate(values)}
-        self.operations = [
+        operations = [
             replace(each, result=renumbered[each.result], operands=tuple(renumbered[value] for value in each.operands))
             for each in kept
         ]
-        self.annotations = {renumbered[each]: said for each, said in self.annotations.items() if each in read}
-        self.ties = [(renumbered[a], renumbered[b]) for a, b in self.ties if {a, b} <= read]
-        self._named = {value.name: value for value in renumbered.values()}
+        self.put(operations, renumbered)
+
+    def put(self, operations: list[Operation], values: Mapping[Value, Value]) -> None:
+        """Let other operations stand instead, with what was said of values that are others now."""
+        self.operations = operations
+        self.annotations = {values[each]: said for each, said in self.annotations.items() if each in values}
+        self.ties = [(values[a], values[b]) for a, b in self.ties if a in values and b in values]
+        self._named = {operation.result.name: operation.result for operation in operations}
 
     def annotate(self, value: Value, sharding: object) -> None:
         """Say how a value is sharded, besides what was said before.

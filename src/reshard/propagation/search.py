@@ -42,11 +42,13 @@ from reshard.network import check_reach
 from reshard.propagation.builder import Builder
 from reshard.propagation.explicit import explicit
 from reshard.propagation.fixpoint import Flow, Net
+from reshard.propagation.lower_bound import LowerBound
 from reshard.propagation.memory import Life, lives
 from reshard.propagation.model import SAME, Model
 from reshard.propagation.nodes import Besides, Rent
 from reshard.propagation.optimum import changed, crossed, optimum
-from reshard.propagation.placement import Placement
+from reshard.propagation.orders import in_pairs
+from reshard.propagation.placement import NOTHING, Placement
 from reshard.propagation.reasons import reason
 from reshard.propagation.recipes import recipes, taking_over
 from reshard.propagation.rents import halfway, raised, rents
@@ -311,11 +313,34 @@ def place(
     deadline: float | None = None,
     limits: Limits = NO_LIMITS,
 ) -> Placement:
-    """Carry the shardings of a program through and place it.
+    """Carry the shardings of a program through and place it, long einsums as they stand or two operands at a time.
 
     Raises:
         ReshardError: as `LayoutSearch`; `no-plan` where no placement is found that keeps the limits.
     """
+    orders = in_pairs(program)
+    if not orders.programs:
+        return _placed(program, goal, until_priority, deadline, limits)
+    tried: list[Placement] = []
+    refusals: list[ReshardError] = []
+    for each in (program, *orders.programs):
+        if tried and deadline is not None and time.monotonic() > deadline:
+            break
+        try:
+            tried.append(_placed(each, goal, until_priority, deadline, limits))
+        except ReshardError as error:
+            refusals.append(error)
+    if not tried:
+        raise refusals[0]
+    are_all = orders.are_all and len(tried) > len(orders.programs)
+    least = LowerBound(lambda: min(each.least.cost for each in tried)) if are_all else NOTHING
+    return replace(tried[0] if orders.is_alone else min(tried, key=_cost), least=least)
+
+
+def _placed(
+    program: Builder, goal: Goal, until_priority: int | None, deadline: float | None, limits: Limits
+) -> Placement:
+    """A program as it stands."""
     search = LayoutSearch(program, goal, until_priority, deadline=deadline)
     best = search.best()
     fitting = search.within(best, search.placed(best, limits), limits)
@@ -403,7 +428,10 @@ def shortlist(
         least = min(fitting, key=lambda pair: pair[1].peak_bytes)
         fitting += search.smaller(*least, Limits(int(LESS * least[1].peak_bytes))) if len(front) < count else ()
         if min(placed.peak_bytes for _, placed in fitting) == least[1].peak_bytes:
-            return Shortlist(tuple(replace(each, memory_limit=memory_limit) for each in front[:count]), memory_limit)
+            best_few = (replace(each, memory_limit=memory_limit) for each in front[:count])
+            if in_pairs(program).programs:  # which other orders might cost less
+                best_few = (replace(each, least=NOTHING) for each in best_few)
+            return Shortlist(tuple(best_few), memory_limit)
 
 
 def _front(found: Sequence[Placement]) -> list[Placement]:
