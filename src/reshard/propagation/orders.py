@@ -50,25 +50,30 @@ class Orders(NamedTuple):
     is_alone: bool = False
     """Whether the program does nothing else, so that it is to go as an einsum does."""
 
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no order to choose."""
+        return self.are_all and not self.programs
+
 
 def in_pairs(program: Builder) -> Orders:
     """A program in the orders that are worth comparing: of too many, that of the fewest operations."""
-    paths = {operation.result.number: _paths(operation) for operation in program.operations if _is_long(operation)}
+    long = [operation for operation in program.operations if operation.name == "einsum" and len(operation.operands) > 2]
+    paths = {operation.result.number: _paths(operation) for operation in long if _goes_apart(operation)}
     if not paths:
-        return Orders([], are_all=True)
+        return Orders([], are_all=not long)
     are_few = prod(map(len, paths.values())) <= MOST
     chosen: Iterable[tuple[Path, ...]] = product(*paths.values()) if are_few else [tuple(p[0] for p in paths.values())]
-    are_all = are_few and all(len(program.operations[number].operands) == EVERY for number in paths)
+    are_all = are_few and len(paths) == len(long) and all(len(each.operands) == EVERY for each in long)
     programs = [_apart(program, dict(zip(paths, each, strict=True))) for each in chosen]
     computed = [each for each in program.operations if each.operands and each.name not in ("reshard", "output")]
     return Orders(programs, are_all, is_alone=len(computed) == 1)
 
 
-def _is_long(operation: Operation) -> bool:
-    """Whether it is an einsum that may be done two operands at a time."""
+def _goes_apart(operation: Operation) -> bool:
+    """Whether an einsum may be done two operands at a time."""
     with_roles = operation.replicated or operation.shifted or operation.selected
-    is_einsum = operation.name == "einsum" and operation.pattern is not None and not operation.pattern.joined
-    return is_einsum and len(operation.operands) > 2 and not with_roles
+    return not with_roles and operation.pattern is not None and not operation.pattern.joined
 
 
 def _paths(operation: Operation) -> list[Path]:

@@ -319,7 +319,7 @@ def place(
         ReshardError: as `LayoutSearch`; `no-plan` where no placement is found that keeps the limits.
     """
     orders = in_pairs(program)
-    if not orders.programs:
+    if orders.is_none:
         return _placed(program, goal, until_priority, deadline, limits)
     tried: list[Placement] = []
     refusals: list[ReshardError] = []
@@ -429,7 +429,7 @@ def shortlist(
         fitting += search.smaller(*least, Limits(int(LESS * least[1].peak_bytes))) if len(front) < count else ()
         if min(placed.peak_bytes for _, placed in fitting) == least[1].peak_bytes:
             best_few = (replace(each, memory_limit=memory_limit) for each in front[:count])
-            if in_pairs(program).programs:  # which other orders might cost less
+            if not in_pairs(program).is_none:  # other orders might cost less
                 best_few = (replace(each, least=NOTHING) for each in best_few)
             return Shortlist(tuple(best_few), memory_limit)
 
