@@ -2,8 +2,12 @@
 
 Messages are fluid: all that are under way share what they cross, each as much as the fullest link or port of its way
 allows (max-min fairness), full duplex; when one ends, the others speed up.
-A step is a phase of messages after its latencies, or one phase for each hop of an all-gather; a part of the tensor
-begins a step when the part before, of its share, has done it and it has done the step before.
+Through switches a device begins one message after another, each after its latency, and then all flow.
+Along rings and lines a message leaves at once: its head comes one hop further with each latency, its bytes flow behind
+as links are free, and it is there once its head is and all bytes have come.
+A step is a phase of messages, all hops of an all-gather at once, in chunks without end; the moves of a step follow one
+another. A part of the tensor begins a step when the part before, of its share, has done it and it has done the step
+before.
 What is handed on along a ring is a step for each hop.
 Shares go on evenly: one waits that is further than another with as many parts under way as keep all its steps busy, so
 that none runs ahead and leaves links idle later; a share of one step has two parts under way.
@@ -18,7 +22,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise, permutations, product
+from itertools import chain, count, pairwise, permutations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,12 +79,12 @@ class Wires:
         """Of a level: the port out (0) or in (1) of devices; or the link that leaves them onwards (0) or back (1)."""
         return (2 * number + way) * self.network.size + device
 
-    def routed(self, senders: Ints, receivers: Ints, amounts: Floats) -> tuple[Messages, float]:
-        """Messages on their ways, and the latencies that the slowest device waits for, one message after another."""
+    def routed(self, senders: Ints, receivers: Ints, amounts: Floats) -> Phase:
+        """Messages on their ways: after what the device waits that begins last, and until the last head is there."""
         levels = self.network.levels
         rows: list[tuple[Ints, Ints]] = []
         shares: list[Floats] = []
-        latency = np.zeros(len(senders))
+        begun, head = np.zeros((2, len(senders)))
         total = 0
         torus = [n for n, level in enumerate(levels) if not level.is_switch]
         orders = _orders(torus)
@@ -93,19 +97,20 @@ class Wires:
                 place, goes_half_round = self._begins(number, senders, receivers, order)
                 onwards = np.where(goes_half_round, parted[number][place], 1.0)
                 part = part * (onwards if ways[number] == 0 else 1.0 - onwards)
-            waits = np.zeros(len(senders))
-            for message, crossed, wait in self._ways(senders, receivers, order, ways):
+            begun, head = np.zeros((2, len(senders)))
+            for message, crossed, begins_s, hop_s in self._ways(senders, receivers, order, ways):
                 rows.append((message + total, crossed))
-                waits[message] += wait
-            latency = waits
+                begun[message] += begins_s
+                head[message] += hop_s
             shares.append(part)
             total += len(senders)
         message, crossed = (np.concatenate(column) for column in zip(*rows, strict=True))
-        waiting = max(np.bincount(ends, latency).max() for ends in (senders, receivers))
+        waiting = max(np.bincount(ends, begun).max() for ends in (senders, receivers))
         parts = np.concatenate(shares)
         sent = parts > 0
         kept = sent[message]
-        return Messages(parts[sent], (np.cumsum(sent) - 1)[message[kept]], crossed[kept]), float(waiting)
+        messages = Messages(parts[sent], (np.cumsum(sent) - 1)[message[kept]], crossed[kept])
+        return Phase(messages, float(waiting), float(head.max()))
 
     def _begins(self, number: int, senders: Ints, receivers: Ints, order: Sequence[int]) -> tuple[Ints, NDArray[Any]]:
         """Where messages are before they go along a level, and which then go half round it."""
@@ -133,7 +138,7 @@ class Wires:
             place, goes = self._begins(number, senders, receivers, order)
             np.add.at(halves, place[goes], amounts[goes] / len(orders))
             for way in range(2):
-                for message, crossed, _ in self._ways(senders, receivers, order, {number: way}):
+                for message, crossed, *_ in self._ways(senders, receivers, order, {number: way}):
                     mine = (crossed // size // 2 == number) & ~goes[message]
                     np.add.at(limits, crossed[mine] % (2 * size), -amounts[message[mine]] / len(orders) / 2)
         if not halves.any() or level.size == 2:
@@ -162,16 +167,16 @@ class Wires:
 
     def _ways(
         self, senders: Ints, receivers: Ints, order: Sequence[int], ways: Mapping[int, int]
-    ) -> Iterator[tuple[Ints, Ints, float]]:
-        """Which message crosses what, hop by hop, with the latency of the hop."""
+    ) -> Iterator[tuple[Ints, Ints, float, float]]:
+        """Which message crosses what, hop by hop, with what its device waits to begin it, and its head for the hop."""
         levels, place = self.network.levels, senders.copy()
         left = np.arange(len(senders))
         for number in [*range(len(levels))][::-1]:
             if levels[number].is_switch:
                 digit = levels[number].digit
                 crosses = left[digit.value(place[left]) != digit.value(receivers[left])]
-                yield crosses, self.link(number, 0, place[crosses]), levels[number].latency_s
-                yield crosses, self.link(number, 1, receivers[crosses]), 0.0
+                yield crosses, self.link(number, 0, place[crosses]), levels[number].latency_s, 0.0
+                yield crosses, self.link(number, 1, receivers[crosses]), 0.0, 0.0
                 left = np.setdiff1d(left, crosses)
                 continue
             run = _run(levels, number)
@@ -182,7 +187,7 @@ class Wires:
 
     def _along(
         self, number: int, place: Ints, receivers: Ints, left: Ints, way: int
-    ) -> Iterator[tuple[Ints, Ints, float]]:
+    ) -> Iterator[tuple[Ints, Ints, float, float]]:
         level = self.network.levels[number]
         digit = level.digit
         ahead = (digit.value(receivers[left]) - digit.value(place[left])) % level.size
@@ -199,7 +204,7 @@ class Wires:
                 return
             movers = left[moving]
             step = np.where(onwards[moving], 1, -1)
-            yield movers, self.link(number, 0, place[movers]) + (step < 0) * self.network.size, level.latency_s
+            yield movers, self.link(number, 0, place[movers]) + (step < 0) * self.network.size, 0.0, level.latency_s
             place[movers] += ((here[moving] + step) % level.size - here[moving]) * level.stride
 
 
@@ -248,34 +253,33 @@ def phases(exchange: Any, itemsize: float, wires: Wires) -> list[list[Phase]]:
     senders, receivers, elements = exchange.traffic()
     if not len(senders):
         return []
-    messages, latency = wires.routed(senders, receivers, elements * itemsize)
-    return [[Phase(messages, latency)]]
+    return [[wires.routed(senders, receivers, elements * itemsize)]]
 
 
 def tracks_of_steps(plan: Plan, wires: Wires) -> list[list[list[Phase]]]:
-    """Those of each step that sends, with what it takes to begin; of a move along a ring those of each hop."""
+    """Those of each step that sends, with what it takes to begin; of a move along a ring those of each hop.
+
+    The moves of a step follow one another, each begun by itself but for those of an all-reduce.
+    """
     steps = []
     for step in plan.steps:
-        tracks: list[list[Phase]] = []
+        track: list[Phase] = []
         for move in step.moves:
             if isinstance(move.exchange, RingExchange):
                 steps += _handed_on(move.exchange, plan.dtype.itemsize, wires)
-            else:
-                tracks += phases(move.exchange, plan.dtype.itemsize, wires)
-        launch_s = wires.network.launch_s
-        begun = [[track[0]._replace(delay=track[0].delay + launch_s), *track[1:]] for track in tracks]
-        steps += [begun] if begun else []
+                continue
+            launch_s = 0.0 if track and step.kind == "AllReduce" else wires.network.launch_s
+            for first, *others in phases(move.exchange, plan.dtype.itemsize, wires):
+                track += [first._replace(delay=first.delay + launch_s), *others]
+        steps += [[track]] if track else []
     return steps
 
 
 def _handed_on(exchange: RingExchange, itemsize: float, wires: Wires) -> list[list[list[Phase]]]:
     """A track of one phase per hop, both ways at once."""
-    latency = next(level.latency_s for level in wires.network.levels if level.digit == exchange.ring)
-    hops = [
-        wires.routed(*ends, elements * itemsize)[0] for *ends, elements in exchange.traffic_of_hops() if len(elements)
-    ]
+    hops = [wires.routed(*ends, elements * itemsize) for *ends, elements in exchange.traffic_of_hops() if len(elements)]
     launch_s = wires.network.launch_s
-    return [[[Phase(messages, latency + (0.0 if number else launch_s))]] for number, messages in enumerate(hops)]
+    return [[[hop._replace(delay=hop.delay + (0.0 if number else launch_s))]] for number, hop in enumerate(hops)]
 
 
 def _gathered(stages: Stages, piece: float, wires: Wires, *, backwards: bool) -> list[list[Phase]]:
@@ -298,7 +302,7 @@ def _gathered(stages: Stages, piece: float, wires: Wires, *, backwards: bool) ->
         else:
             orders = list(permutations(stage))
             shares = [_rings(order, held * share, wires) for order, share in zip(orders, _shares(orders), strict=True)]
-            tracks.append(shares[0] if len(stage) == 1 else [_at_once([phase for share in shares for phase in share])])
+            tracks.append([_at_once(shares)])
         for level in stage:
             held *= level.size
         steps.append(tracks)
@@ -307,14 +311,14 @@ def _gathered(stages: Stages, piece: float, wires: Wires, *, backwards: bool) ->
     return [[phase for tracks in steps for phase in tracks[0]]]
 
 
-def _at_once(phases: Sequence[Phase]) -> Phase:
-    """What phases come to in chunks without end: all under way at once, for as long as the latencies take."""
+def _at_once(tracks: Sequence[Sequence[Phase]]) -> Phase:
+    """What tracks come to in chunks without end: all under way at once, for as long as the latencies of one take."""
     first, columns = 0, []
-    for phase in phases:
+    for phase in chain.from_iterable(tracks):
         columns.append(phase.messages._replace(message=phase.messages.message + first))
         first += len(phase.messages.amounts)
     merged = Messages(*(np.concatenate(column) for column in zip(*columns, strict=True)))
-    return Phase(merged, 0.0, sum(phase.least for phase in phases))
+    return Phase(merged, 0.0, max(sum(phase.least for phase in track) for track in tracks))
 
 
 def _shares(orders: Sequence[Sequence[Level]]) -> Floats:
@@ -328,7 +332,7 @@ def _shares(orders: Sequence[Sequence[Level]]) -> Floats:
             loads[levels.index(level), column] = (level.size - 1) * held / links / level.bandwidth
             held *= level.size
     cost = np.array([1.0, *np.zeros(len(orders))])
-    limits = np.hstack([-np.ones((len(levels), 1)), loads])
+    limits = np.hstack([-np.ones((len(levels), 1)), loads / loads.max()])  # a solver's tolerance is of ones
     total = np.array([[0.0, *np.ones(len(orders))]])
     solved = linprog(cost, A_ub=limits, b_ub=np.zeros(len(levels)), A_eq=total, b_eq=[1.0], method="highs")
     shares: Floats = solved.x[1:]

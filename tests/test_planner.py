@@ -325,7 +325,7 @@ def test_digits_that_lie_across_levels_are_priced_by_all_their_pieces(
     step = Step(Reshard.of(Sharding.of(mesh, "a", ("b", "c")), Sharding.of(mesh, None, "a"), (48, 48), INT64))
     senders, receivers, elements = step.moves[0].exchange.traffic()
     listed = loads(levels, senders, receivers, elements)
-    assert listed.latency_s == pytest.approx(latency_s)
+    assert listed.waits_s == pytest.approx(latency_s)
     assert exchange_seconds(step.moves[0].exchange, 8, Network(tuple(levels))) == pytest.approx(
         listed.seconds(levels, 8)
     )

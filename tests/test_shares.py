@@ -117,7 +117,7 @@ def test_a_plan_along_rings_all_of_whose_links_are_as_full() -> None:
     mesh = Mesh.of(a=16, b=8, c=2)
     source, target = Sharding.of(mesh, ("a", "b"), "c"), Sharding.of(mesh, None, ("b", "a"))
     made = plan(source, target, (131072, 262144), "bfloat16", network="tpu-v5e-16x16")
-    assert made.seconds == pytest.approx(15.845e-3, rel=1e-3)
+    assert made.seconds == pytest.approx(15.123e-3, rel=1e-3)
 
 
 def test_what_is_said_of_shares() -> None:

@@ -13,7 +13,7 @@ then meet at one device, 1 + 1/2 halves over each of its two links; those that c
 
 >>> torus = (Level(1, 4, "ring", 1.0, 1.0), Level(4, 4, "ring", 1.0, 1.0))
 >>> digit_loads(torus, Digits([Digit(4, 4), Digit(1, 4)]), (1, 0), ())
-Loads(carried=(0.75, 0.75), latency_s=4.0, along=((), ()))
+Loads(carried=(0.75, 0.75), waits_s=0.0, hops_s=4.0, along=((), ()))
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from reshard.network.traffic import (
     passing,
     passing_of_each,
     runs,
-    steps_along,
 )
 
 CACHED = 256
@@ -78,16 +77,17 @@ def digit_loads(
         return None
     pieces, order = begun
     if not order:
-        return Loads((0.0,) * len(levels), 0.0)
-    carried, along = [0.0] * len(levels), list[tuple[float, ...]]([()] * len(levels))
+        return Loads((0.0,) * len(levels), 0.0, 0.0)
+    carried, along, hops_s = [0.0] * len(levels), list[tuple[float, ...]]([()] * len(levels)), 0.0
     for run in order:
         if levels[run[0]].is_switch:
             carried[run[0]] = pieces.on_switch(run[0])
             continue
         for number, (load, links) in pieces.on_torus(run).items():
             carried[number], along[number] = load, links
-        return Loads(tuple(carried), pieces.slowest([number for run in order for number in run]), tuple(along))
-    return Loads(tuple(carried), max(end.longest for end in pieces.ends))
+        hops_s = pieces.farthest(run)
+    waits_s = max(end.longest for end in pieces.ends)
+    return Loads(tuple(carried), waits_s, hops_s, tuple(along))
 
 
 def least_carried(
@@ -197,19 +197,6 @@ def _mean_passing(level: Level, starts: Digits, stops: Digits) -> list[float]:
     passed = [((low <= links) & (links < high)).mean(axis=1) for low, high in ((start, stop), (stop, start))]
     fuller = np.maximum(*passed) * level.size
     return np.asarray(fuller[: level.places]).tolist() if level.places > 1 else [float(fuller.max())]
-
-
-@lru_cache(CACHED)
-def _mean_hops(link: str, size: int, free: Digits, *, is_behind: bool) -> Floats:
-    """By the step to one end of pieces, how many links they pass in the mean, where digits of the other are any.
-
-    >>> _mean_hops("ring", 4, Digits(), is_behind=False), _mean_hops("line", 2, Digits([Digit(1, 2)]), is_behind=True)
-    (array([0., 1., 2., 1., 1., 2., 1.]), array([0.5, 0.5, 1.5]))
-    """
-    level, away = Level(1, size, link, 1.0, 0.0), free.offsets()
-    steps = steps_along(size)[:, None]
-    mean: Floats = hops_of(level, steps - away if is_behind else steps + away).sum(axis=1) / len(away)
-    return mean
 
 
 def _tied(along: set[int], reached: Sequence[tuple[int, ...]]) -> list[int]:
@@ -343,56 +330,21 @@ class _Pieces:
         passes = _passes(level, lines.size, np.concatenate(pieces), np.concatenate(amounts))
         return fullest_link(level, passes), links_along(level, passes)
 
-    def slowest(self, order: Sequence[int]) -> float:
-        """The largest sum of latencies of the messages of one device, over senders and over receivers.
-
-        Args:
-            order: the levels that are used, outermost first.
-        """
-        if not any(self.levels[number].latency_s for number in order):
-            return 0.0
-        senders, receivers = Counter[int](), Counter[int]()
-        for place in self.places:
-            senders[place.sender] += place.digit.stride
-            receivers[place.receiver] += place.digit.stride
-        moved = [variable for variable in self.size if senders[variable] != receivers[variable]]
-        own = {tuple([variable for variable in moved if ends[variable]]) for ends in (senders, receivers)}
-        # one list where nothing is gathered: who sends is told apart as who receives
-        return max([self._waits(order, known) for known in own], default=0.0)
-
-    def _waits(self, order: Sequence[int], known: Sequence[int]) -> float:
-        """The largest sum of latencies over devices that are told apart by the variables they know.
-
-        Args:
-            order: the levels that are used, outermost first.
-            known: the variables that a device's own place is; the others take all values.
-        """
-        moved = [place for place in self.places if place.sender != place.receiver]
-        unknown = {v for place in moved for v in (place.sender, place.receiver)}.difference(known)
-        total, left = np.zeros(1), np.full(1, float(prod([self.size[v] for v in unknown])))
-        for number in order:
-            level = self.levels[number]
-            places = [place for place in moved if place.level == number]
-            free = Digits([place.digit for place in places if not unknown.isdisjoint((place.sender, place.receiver))])
-            if level.is_switch:
-                agrees = left / free.size
-                for place in places:
-                    if place.digit not in free:
-                        agrees = agrees * (self._steps([place], known, place.digit.stride) == 0)
-                total, left = total + (left - agrees) * level.latency_s, agrees
-                continue
-            step = self._steps(places, known, level.stride)
-            is_behind = any(place.sender in unknown for place in places)
-            free = Digits([Digit(stride // level.stride, size) for stride, size in free])
-            mean_hops = _mean_hops(level.link, level.size, free, is_behind=is_behind)
-            total = total + left * level.latency_s * mean_hops[step]
-        return float(total.max())
-
-    def _steps(self, places: Sequence[LevelDigit], known: Sequence[int], unit: int) -> Positions:
-        """Per value of variables, by how many units those that receive lie behind those that send in some digits."""
-        apart = dict.fromkeys(known, 0)
-        for place in places:
-            for variable, sign in ((place.sender, -1), (place.receiver, 1)):
-                if variable in apart:
-                    apart[variable] += sign * place.digit.stride // unit
-        return Digits([Digit(stride, self.size[v]) for v, stride in apart.items()]).offsets()
+    def farthest(self, run: Sequence[int]) -> float:
+        """The latencies of all hops of the piece that goes farthest along a torus."""
+        steps: list[tuple[Level, dict[int, int]]] = []
+        for number in run:
+            if self.levels[number].latency_s:
+                starts, stops = self._strides_along(number)
+                apart = {v: stops.get(v, 0) - starts.get(v, 0) for v in {**starts, **stops}}
+                steps.append((self.levels[number], {v: stride for v, stride in apart.items() if stride}))
+        levels_of = Counter([v for _, apart in steps for v in apart])
+        shared = [v for v, count in levels_of.items() if count > 1]
+        hops_s = np.zeros((1,) * len(shared))
+        for level, apart in steps:
+            here = [v for v in shared if v in apart]
+            own = [v for v in apart if v not in here]
+            step = Digits([Digit(apart[v], self.size[v]) for v in (*here, *own)]).offsets()
+            hops = hops_of(level, step).reshape(*[self.size[v] if v in apart else 1 for v in shared], -1).max(axis=-1)
+            hops_s = hops_s + level.latency_s * hops
+        return float(hops_s.max())

@@ -16,9 +16,10 @@ w is the bandwidth in one direction, W = 2 w that of a link both ways, and a the
 
 The all-to-all of an odd ring takes (n² - 1) / n² of that.
 
-On rings and lines a hop takes the longer of its latency and its bytes: data stream from neighbour to neighbour,
-so the latency is a floor, not an addend.
+On rings and lines data stream from neighbour to neighbour while the first of them are on their way, so the latencies of
+all hops of the farthest message are a floor under the bytes that links carry, not an addend.
 Through a switch messages follow one another, each after its latency: a per hop plus the bytes.
+What is exchanged in pieces is priced by the same two rules (`traffic.py`).
 
 Sources: "How to Scale Your Model" (Austin et al. 2025), chapter "Sharded matrices and how to multiply them", for
 rings and the floor (it counts what a device has already among what it receives: V / W); Chan, Heimlich, Purkayastha,
@@ -138,8 +139,9 @@ def broadcast(level: Level, sent_bytes: float) -> float:
     In a pipeline of small parts every device sends on what it receives, so V passes each link or port once
     (Chan et al. 2007); two-way rings and all else that could divide the work count as a pipeline too.
     """
-    hops = _log2(level.size) if level.is_switch else level.hops
-    return level.latency_s * hops + sent_bytes / level.bandwidth
+    if level.is_switch:
+        return level.latency_s * _log2(level.size) + sent_bytes / level.bandwidth
+    return max(level.latency_s * level.hops, sent_bytes / level.bandwidth)
 
 
 def staged_all_gather(stages: Iterable[Sequence[Level]], gathered_bytes: float) -> float:

@@ -48,7 +48,7 @@ class Level:
     bandwidth: float
     """Bytes/s in one direction: of a link to a neighbour, or of a device's port to a switch."""
     latency_s: float
-    """Seconds per hop, however little is sent."""
+    """Seconds per hop, however little is sent: before the bytes through a switch, while they stream along a torus."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("stride", self.stride, 1), ("size", self.size, 2)):

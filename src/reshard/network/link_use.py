@@ -2,8 +2,9 @@
 
 A collective over digits that lie on levels takes what its formula says, stage by stage: all-gather, reduce-scatter
 and all-reduce over any parts of levels, all-to-all over one level.
-Every other pattern takes what its pieces do: the busiest link or port of the busiest level, and the latencies of all
-messages that one device sends or receives, one after another.
+Every other pattern takes what its pieces do: the busiest link or port of the busiest level, after the latencies of all
+messages that one device sends or receives through switches, one after another; along rings and lines no less than the
+hops of the piece that goes farthest.
 Rounds are not waited for, so bytes count in total and not round by round.
 What pieces put on links is worked out once for a pattern, whatever tensors follow it.
 
@@ -120,7 +121,7 @@ def use_of_rings(rings: Sequence[Digit], carried: RingLoads, unit_bytes: float, 
     if busy is None:
         return None
     level = next(level for level in network.levels if level.digit == rings[0])
-    seconds = sum(carried.hops) * unit_bytes / level.bandwidth + len(carried.hops) * level.latency_s
+    seconds = sum([max(level.latency_s, hop * unit_bytes / level.bandwidth) for hop in carried.hops])
     return Use(seconds + network.launch_s, (*busy, network.launch_s))
 
 
@@ -129,7 +130,7 @@ def busy_along(rings: Sequence[Digit], carried_bytes: float, hops: int, network:
     used = [level for level in network.levels if level.digit in rings and level.link == "ring"]
     if len(used) != len(rings) or len({(level.bandwidth, level.latency_s) for level in used}) > 1:
         return None
-    seconds = carried_bytes / used[0].bandwidth + hops * used[0].latency_s
+    seconds = max(carried_bytes / used[0].bandwidth, hops * used[0].latency_s)
     return tuple([seconds * (level in used) for level in network.levels for _ in range(level.places)])
 
 
@@ -160,10 +161,9 @@ def _least_carried(network: Network, mesh: Mesh, pattern: Pattern) -> tuple[floa
 
 
 def use_of_loads(carried: Loads, unit_bytes: float, network: Network) -> Use:
-    """Of pieces that put so much on links, and follow one another at every device."""
-    latency = carried.latency_s
+    """Of pieces that put so much on links."""
     busy = [
-        load * unit_bytes / level.bandwidth + latency if load else 0.0
+        carried.with_latencies(load * unit_bytes / level.bandwidth) if load else 0.0
         for number, level in enumerate(network.levels)
         for load in (carried.along and carried.along[number]) or [carried.carried[number]] * level.places
     ]
@@ -248,7 +248,7 @@ def piece_loads(
         travels = senders != positions
         senders, positions = senders[travels], positions[travels]
     if not len(senders):
-        return Loads((0.0,) * len(network.levels), 0.0)
+        return Loads((0.0,) * len(network.levels), 0.0, 0.0)
     return loads(network.levels, _names(source, senders), _names(receivers, positions), np.ones(len(senders)))
 
 

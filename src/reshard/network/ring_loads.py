@@ -2,7 +2,7 @@
 
 A hop takes as long as its fullest link, and the next begins when it is done; but parts of a tensor go one behind the
 other, so of many the link that is fullest in all hops together decides.
-Every hop has one latency, since both ways go at once.
+A hop takes one latency at the least, since both ways go at once.
 
 By hand, a gather of 4 parts on a ring of 4: one whole part goes each way, then half of what is two hops away.
 

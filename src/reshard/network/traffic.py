@@ -6,13 +6,15 @@ Along a ring or a line it loads every link on the shorter way, and goes on insid
 Half a ring away both ways are as long; there pieces part so that the fullest link carries as little as can be.
 Where several levels of a torus follow one another, its parts take them in different orders: for two levels half
 goes by the first and half by the second, so that both links of a device are used.
+Through switches the messages of a device follow one another, each after its latency, and then come the bytes; along
+rings and lines pieces stream, so there the hops of the farthest take a time that bytes fill.
 
 By hand, on a 4 x 4 grid of lines: from one corner to the other, half of 8 bytes goes along each edge.
 
 >>> from reshard.network.level import Level
 >>> levels = (Level(1, 4, "line", 1.0, 1.0), Level(4, 4, "line", 1.0, 1.0))
 >>> loads(levels, np.array([0]), np.array([15]), np.array([8]))
-Loads(carried=(4.0, 4.0), latency_s=6.0, along=((4.0, 4.0, 4.0), (4.0, 4.0, 4.0)))
+Loads(carried=(4.0, 4.0), waits_s=0.0, hops_s=6.0, along=((4.0, 4.0, 4.0), (4.0, 4.0, 4.0)))
 """
 
 from __future__ import annotations
@@ -37,15 +39,21 @@ class Loads(NamedTuple):
 
     carried: tuple[float, ...]
     """Per level, innermost first, what the busiest link or port carries in one direction."""
-    latency_s: float
-    """The latencies of all messages that one device sends, or receives, one after another: of the slowest device."""
+    waits_s: float
+    """The latencies of all messages that one device sends through switches, or receives: of the slowest device."""
+    hops_s: float
+    """The latencies of all hops along rings and lines of the piece that goes farthest."""
     along: tuple[tuple[float, ...], ...] = ()
     """Per level what the links carry that are told apart there (`Level.places`); empty where all carry as much."""
 
     def seconds(self, levels: Sequence[Level], unit_bytes: float) -> float:
-        """The time that the busiest level takes, and the latencies."""
+        """The time that the busiest level takes."""
         busiest = max((load / level.bandwidth for load, level in zip(self.carried, levels, strict=True)), default=0.0)
-        return busiest * unit_bytes + self.latency_s
+        return self.with_latencies(busiest * unit_bytes)
+
+    def with_latencies(self, bytes_s: float) -> float:
+        """What bytes take once messages wait for one another, and where hops take longer, these."""
+        return self.waits_s + max(self.hops_s, bytes_s)
 
 
 def runs(levels: Sequence[Level]) -> list[list[int]]:
@@ -84,11 +92,11 @@ class _Tally:
         self.size = prod(level.size for level in levels)
         self.carried = [0.0] * len(levels)
         self.along: list[tuple[float, ...]] = [()] * len(levels)
-        self.waits: list[tuple[Positions, Positions, Floats]] = []  # senders, receivers, latencies of finished pieces
-        self.latency: Floats = np.zeros(pieces)
+        self.waits: list[tuple[Positions, Positions, float]] = []  # senders, receivers and latency of a switch
+        self.hops_s: Floats = np.zeros(pieces)
 
     def of(self, senders: Positions, receivers: Positions, amounts: NDArray[Any]) -> Loads:
-        places, amounts, origins = senders, amounts.astype(np.float64), senders
+        places, amounts, origins, hops_s = senders, amounts.astype(np.float64), senders, 0.0
         for numbers in runs(self.levels):
             if not len(places):
                 break
@@ -101,14 +109,12 @@ class _Tally:
                 continue
             ends = [array[crosses] for array in (places, receivers)]
             self.carried[numbers[0]] = float(max(np.bincount(end, amounts[crosses]).max() for end in ends))
-            latency = self.latency[crosses] + self.levels[numbers[0]].latency_s
-            self.waits.append((origins[crosses], ends[1], latency))
-            stays = ~crosses
-            arrays = (places, receivers, amounts, origins, self.latency)
-            places, receivers, amounts, origins, self.latency = (array[stays] for array in arrays)
-        if len(places):
-            self.waits.append((origins, receivers, self.latency))
-        return Loads(tuple(self.carried), self._slowest(), tuple(self.along))
+            self.waits.append((origins[crosses], ends[1], self.levels[numbers[0]].latency_s))
+            hops_s, stays = max(hops_s, float(self.hops_s[crosses].max())), ~crosses
+            arrays = (places, receivers, amounts, origins, self.hops_s)
+            places, receivers, amounts, origins, self.hops_s = (array[stays] for array in arrays)
+        hops_s = max(hops_s, float(self.hops_s.max(initial=0.0)))
+        return Loads(tuple(self.carried), self._slowest(), hops_s, tuple(self.along))
 
     def _along(self, numbers: list[int], senders: Positions, receivers: Positions, amounts: Floats) -> Positions:
         """Send all pieces along rings and lines; where they then are."""
@@ -118,7 +124,7 @@ class _Tally:
             step = digit.value(receivers) - digit.value(senders)
             if step.any():
                 steps[number] = step
-                self.latency += self.levels[number].latency_s * hops_of(self.levels[number], step)
+                self.hops_s += self.levels[number].latency_s * hops_of(self.levels[number], step)
         edges: dict[int, list[Floats]] = {}
         routes = orders(list(steps))
         part = amounts / max(len(routes), 1)
@@ -138,11 +144,12 @@ class _Tally:
         return senders
 
     def _slowest(self) -> float:
-        """The largest sum of latencies over senders and over receivers."""
-        if not any(wait.any() for *_, wait in self.waits):
+        """The largest sum of latencies through switches over senders and over receivers."""
+        taken = [wait for wait in self.waits if wait[2]]
+        if not taken:
             return 0.0
-        waits = np.concatenate([wait for *_, wait in self.waits])
-        ends = [np.concatenate([wait[column] for wait in self.waits]) for column in (0, 1)]
+        waits = np.concatenate([np.full(len(senders), latency_s) for senders, _, latency_s in taken])
+        ends = [np.concatenate([wait[column] for wait in taken]) for column in (0, 1)]
         return float(max(np.bincount(end, waits).max() for end in ends))
 
 

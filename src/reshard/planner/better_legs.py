@@ -50,9 +50,9 @@ def _with_one_better_leg(plan: Plan, network: Network) -> Plan | None:
             continue
         reshard = replace(plan.reshard, source=steps[0].before, target=steps[-1].after)
         seconds = sum((plan.step_seconds or ())[start:stop])
-        if _is_about_least(reshard, network, seconds, is_step=len(steps) == 1):
-            continue
         try:
+            if _is_about_least(reshard, network, seconds, is_step=len(steps) == 1):
+                continue
             timed = _ways(reshard, network, is_step=len(steps) == 1)
         except ReshardError:  # the one step has pieces too many to be priced
             continue
@@ -63,14 +63,19 @@ def _with_one_better_leg(plan: Plan, network: Network) -> Plan | None:
 
 
 def _is_about_least(reshard: Reshard, network: Network, seconds: float, *, is_step: bool) -> bool:
-    """Whether a leg takes so little that no other is looked for, by hops of all that changes and bytes along rings."""
+    """Whether a leg takes so little that no other is looked for, by hops of all that changes and bytes along rings.
+
+    Replicas nearby may save hops, so of several steps that is so only where the one from end to end takes no less.
+    """
     prices = RoutePrices.of(reshard, network)
     if any(level.is_switch for level in network.levels):
         return False
     before, after = map(prices.of_steps.roles_of, prices.ends) if prices.by_digits else (None, None)
     if before is None or after is None:
         return False
-    return seconds <= about_least_seconds(prices.of_steps, before, after) * (SPLIT if is_step else 1.0)
+    if seconds > about_least_seconds(prices.of_steps, before, after) * (SPLIT if is_step else 1.0):
+        return False
+    return is_step or prices.timed(Route()).seconds >= seconds * (1 - 1e-9)
 
 
 def _legs(count: int) -> list[tuple[int, int]]:

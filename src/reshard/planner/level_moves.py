@@ -206,4 +206,4 @@ def _load_of_pieces(level: Level, digits: Sequence[Digit], before: Roles, after:
     if carried is None:
         return None
     each = 1.0 / prod(digits[place].size for place in gathered)
-    return LevelLoad(carried.carried[0] * each / level.bandwidth, carried.latency_s)
+    return LevelLoad(carried.carried[0] * each / level.bandwidth, carried.waits_s + carried.hops_s)

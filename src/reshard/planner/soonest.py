@@ -390,9 +390,15 @@ def _best_of(
     if prices.least_seconds_of_parts() >= min(least, known_s):
         return best_plan(plans)
     best = best_plan([*plans, *_in_parts(timed, prices, options, known_s)])
-    if legs and best.parts == 1 and best is not known:
-        best = overlapped(better_legs.with_better_legs(best))
-    return with_shares(best, [*beside, *timed], along=along)
+    if legs and best is not known:
+        best = _with_better_legs(best)
+    shared = with_shares(best, [*beside, *timed], along=along)
+    return _with_better_legs(shared) if legs and shared is not best else shared
+
+
+def _with_better_legs(plan: Plan) -> Plan:
+    """A plan of one part with its legs planned anew, then in parts; any other as it is."""
+    return overlapped(better_legs.with_better_legs(plan)) if plan.parts == 1 else plan
 
 
 def _in_parts(timed: Sequence[TimedRoute], prices: RoutePrices, options: Options, limit_s: float) -> Iterator[Plan]:
