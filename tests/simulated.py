@@ -257,21 +257,22 @@ def phases(exchange: Any, itemsize: float, wires: Wires) -> list[list[Phase]]:
 
 
 def tracks_of_steps(plan: Plan, wires: Wires) -> list[list[list[Phase]]]:
-    """Those of each step that sends, with what it takes to begin; of a move along a ring those of each hop.
+    """Those of each move that sends, with what it takes to begin; of a move along a ring those of each hop.
 
     The moves of a step follow one another, each begun by itself but for those of an all-reduce.
     """
     steps = []
     for step in plan.steps:
-        track: list[Phase] = []
+        is_begun = False
         for move in step.moves:
             if isinstance(move.exchange, RingExchange):
                 steps += _handed_on(move.exchange, plan.dtype.itemsize, wires)
                 continue
-            launch_s = 0.0 if track and step.kind == "AllReduce" else wires.network.launch_s
-            for first, *others in phases(move.exchange, plan.dtype.itemsize, wires):
-                track += [first._replace(delay=first.delay + launch_s), *others]
-        steps += [[track]] if track else []
+            launch_s = 0.0 if is_begun and step.kind == "AllReduce" else wires.network.launch_s
+            tracks = phases(move.exchange, plan.dtype.itemsize, wires)
+            begun = [[first._replace(delay=first.delay + launch_s), *others] for first, *others in tracks]
+            steps += [begun] if begun else []
+            is_begun |= bool(begun)
     return steps
 
 

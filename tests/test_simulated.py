@@ -11,7 +11,11 @@ from time_bounds import NETWORKS, pairs
 
 from reshard import Mesh, Network, Plan, Sharding, plan
 from reshard.network import Level
-from reshard.steps import chain_through
+from reshard.network.level import LINKS
+from reshard.network.traffic import loads
+from reshard.plans import Options
+from reshard.problem import Reshard
+from reshard.steps import Step, chain_through
 
 NEAR = 0.05
 
@@ -50,6 +54,53 @@ def test_latencies_are_waited_for() -> None:
     parts = Plan(made.reshard, steps, made.options, parts=2)
     assert parts.seconds == pytest.approx(simulated_seconds(parts, network))
     assert parts.seconds == pytest.approx(2 + 2 + 2)
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 8])
+def test_an_all_to_all_takes_as_long_in_pieces(link: str, size: int) -> None:
+    """Whether hops take longer or bytes, along one level and along one of a torus."""
+    alone = Network((Level(1, size, link, 1e9, 1e-6),))
+    grid = Network((Level(1, 3, "ring", 1e9, 1e-6), Level(3, size, link, 1e9, 1e-6)))
+    for network, mesh in ((alone, Mesh.of(a=size)), (grid, Mesh.of(a=size, b=3))):
+        for side in (size, 24 * size, 240 * size):
+            step = Step(Reshard.of(Sharding.of(mesh, "a", None), Sharding.of(mesh, None, "a"), (side, side), "int8"))
+            assert step.kind == "AllToAll"
+            made = Plan(step.reshard, (step,), Options(network))
+            pieces = loads(network.levels, *step.moves[0].exchange.traffic())
+            assert pieces.seconds(network.levels, 1) == pytest.approx(made.seconds)
+            assert simulated_seconds(made, network) == pytest.approx(made.seconds)
+
+
+def small_problem(rng: Random) -> tuple[Sharding, Sharding, tuple[int, int], Network]:
+    """On a ring or a line, a torus, or hosts along them; of bytes that take a fraction of the latencies, or more."""
+    links = [link for link in LINKS if link != "switch"]
+    sizes = rng.choice([[rng.randint(2, 8)], [rng.randint(2, 4), rng.randint(2, 4)], [2, rng.randint(3, 6)]])
+    is_of_hosts, levels, stride = rng.random() < 0.5, list[Level](), 1
+    for number, size in enumerate(sizes):
+        link = "switch" if is_of_hosts and number < len(sizes) - 1 else rng.choice(links)
+        levels.append(Level(stride, size, link, 9e9 if link == "switch" else 1e9, 1e-6))
+        stride *= size
+    mesh = Mesh.of(zip("ab", sizes[::-1], strict=False))
+    ends = []
+    for partial in (rng.random() < 0.3, False):
+        dims: tuple[list[str], ...] = ([], [], [])
+        for axis in rng.sample(list(mesh.sizes), len(sizes)):
+            dims[rng.randrange(3)].append(axis)
+        ends.append(Sharding.of(mesh, *dims[:2], unreduced=tuple(dims[2]) if partial else ()))
+    return *ends, (rng.choice([1, 2, 8, 30]) * stride, rng.choice([1, 4, 20]) * stride), Network(tuple(levels))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_small_plans_on_rings_and_lines_take_what_they_say(seed: int) -> None:
+    rng, sent = Random(seed), 0
+    for _ in range(30):
+        source, target, shape, network = small_problem(rng)
+        made = plan(source, target, shape, "int8", network=network)
+        if made.received_bytes:
+            sent += 1
+            check_price(made, network)
+    assert sent > 10
 
 
 def test_a_hundred_thousand_devices() -> None:
