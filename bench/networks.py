@@ -28,7 +28,6 @@ PATTERNS = (
     link_use.stages_of_group,
     link_use._least_carried,
     link_use._stages_of_pattern,
-    digit_loads._mean_hops,
     digit_loads._mean_passing,
     Pattern.of,
     level_ways._graph,
