@@ -5,6 +5,8 @@ from itself cut further by all axes that it does not use; and a source that is s
 what is gathered first.
 Axes are put in the order in which the other end has them, so that most lies where it is wanted already.
 `candidates` puts them in the order of the mesh, which on rings is often as good, and gathers for the target alone.
+What lies apart on a ring is gathered by links that all between use too, so one way leaves those axes out between whose
+places others lie that the target uses.
 From the sliced source the chain of collectives that receives least is another than from the source: what devices held
 alike then changes places too, in one permute.
 
@@ -30,6 +32,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
+from reshard.digits import Digit
 from reshard.dim_sharding import DimSharding
 from reshard.planner.candidates import collectives, kept_cuts, refined
 from reshard.planner.rough_prices import hops_seconds
@@ -54,6 +57,8 @@ def gathered_last(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
     shape = prices.reshard.shape
     for gathered in _worth_gathering(prices, limit_s)[:TRIED]:
         end, beside = (source, target) if gathered is None else (gathered, source)
+        if gathered is not None:
+            yield from _gathered_near(prices, gathered)
         finer = refined(end, end.unused_axes(), beside, shape, in_order=True)
         if finer is None or (gathered == target and finer == refined(end, end.unused_axes(), beside, shape)):
             continue  # the latter is among the candidates
@@ -63,6 +68,23 @@ def gathered_last(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
         if gathered is None:
             yield Route(passed[1:])  # of fewer hops, where replicas are near
     yield from _by_collectives(prices, limit_s)
+
+
+def _gathered_near(prices: RoutePrices, gathered: Sharding) -> Iterator[Route]:
+    """The way that gathers last along axes alone between whose neighbours on a ring no others lie that are used."""
+    mesh, unused = gathered.mesh, gathered.unused_axes()
+    used = [mesh.digit_of(axis) for dim in gathered.dims for axis in dim.axes]
+    near = [axis for axis in unused if not _lies_apart(mesh.digit_of(axis), used, prices)]
+    if 0 < len(near) < len(unused):
+        finer = refined(gathered, near, prices.ends[0], prices.reshard.shape, in_order=True)
+        if finer is not None:
+            yield Route(tuple([middle for middle in (finer, gathered) if middle not in prices.ends]))
+
+
+def _lies_apart(digit: Digit, used: Sequence[Digit], prices: RoutePrices) -> bool:
+    """Whether a digit that is used lies inside one on its level."""
+    level = next((level.digit for level in prices.network.levels if digit.lies_in(level.digit)), digit)
+    return any(other.lies_in(level) and other.stride < digit.stride for other in used)
 
 
 def _by_collectives(prices: RoutePrices, limit_s: float) -> Iterator[Route]:

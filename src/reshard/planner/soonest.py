@@ -56,6 +56,8 @@ CLOSE = 1.2
 """Up to so many times the least no middle of another kind is looked for."""
 HOPELESS = 8
 """Large plans that take so many times the least are hopelessly far from it."""
+HOPELESS_UNEVEN = 1.7
+"""The same where partial values have uneven tiles, of whose middles a rough price says little."""
 COMBINED = 2
 """How many ways to combine values are tried with all ways to move them then."""
 OWN = 4
@@ -265,7 +267,9 @@ def _is_far_from_least(plan: Plan, prices: RoutePrices) -> bool:
 
 def _is_hopeless(plan: Plan) -> bool:
     """Whether a large tensor takes so many times the least that its ways can hardly be the right ones."""
-    return not is_small(plan.reshard) and (plan.seconds or 0.0) > HOPELESS * (plan.lower_bound_seconds or 0.0)
+    reshard = plan.reshard
+    times = HOPELESS_UNEVEN if reshard.source.unreduced and not _is_even(reshard) else HOPELESS
+    return not is_small(reshard) and (plan.seconds or 0.0) > times * (plan.lower_bound_seconds or 0.0)
 
 
 def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
