@@ -51,4 +51,7 @@ def overlapped(plan: Plan) -> Plan:
     near = [max((count for count in counts if count <= best), default=1), *[c for c in counts if c > best][:1]]
     seconds = {count: overlapped_seconds([Share(plan.steps, count)], network) for count in near}
     least = min(near, key=lambda count: seconds[count])
-    return replace(plan, parts=least) if seconds[least] < alone * WORTH else plan
+    if seconds[least] >= alone * WORTH:
+        return plan
+    in_parts = replace(plan, parts=least)
+    return in_parts if (in_parts.seconds or 0.0) < (plan.seconds or 0.0) else plan

@@ -38,7 +38,18 @@ import numpy as np
 from reshard.checks import all_of, expect, shown
 from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
-from reshard.network import Cut, Transfers, best_cut, least_seconds, least_transfers, overlapped_spans, seconds_of
+from reshard.network import (
+    Cut,
+    Network,
+    Transfers,
+    best_cut,
+    least_seconds,
+    least_transfers,
+    overlapped_spans,
+    seconds_of,
+    spans_of_uses,
+    uses_of,
+)
 from reshard.plans.chain_checks import check_chain, check_whole
 from reshard.plans.chrome_trace import chrome_trace, overlapped_trace
 from reshard.plans.least_bytes import LeastBytes
@@ -206,7 +217,7 @@ class Plan(ReshardWork):
         network, start = self.options.network, 0.0
         for stretch in self.stretches:
             if stretch.parts > 1 and network is not None:
-                listed = overlapped_spans(stretch.shares, network)
+                listed = stretch._spans_of_parts(network)
             else:
                 ends = list(accumulate(stretch.step_seconds or (), initial=0.0))
                 listed = [list(pairwise(ends))] * len(spans)
@@ -214,6 +225,16 @@ class Plan(ReshardWork):
                 known += [(start + begins, start + ends) for begins, ends in added]
             start = max((known[-1][1] for known in spans if known), default=0.0)
         return spans
+
+    def _spans_of_parts(self, network: Network) -> list[list[tuple[float, float]]]:
+        """Per share and step, when the first part begins it and the last has done it, in seconds.
+
+        Where values are combined and gathered at once a part may be combined in other tiles than the whole.
+        """
+        if not any(step.kind == "Exchange" and len(step.moves) > 1 for share in self.shares for step in share.steps):
+            return overlapped_spans(self.shares, network)
+        uses = [uses_of(plan.steps, network) for plan in self.plans_by_share]
+        return spans_of_uses(uses, [share.parts for share in self.shares])
 
     @cached_property
     def time_cut(self) -> Cut | None:
