@@ -74,7 +74,7 @@ def _gathered_near(prices: RoutePrices, gathered: Sharding) -> Iterator[Route]:
     """The way that gathers last along axes alone between whose neighbours on a ring no others lie that are used."""
     mesh, unused = gathered.mesh, gathered.unused_axes()
     used = [mesh.digit_of(axis) for dim in gathered.dims for axis in dim.axes]
-    near = [axis for axis in unused if not _lies_apart(mesh.digit_of(axis), used, prices)]
+    near = tuple([axis for axis in unused if not _lies_apart(mesh.digit_of(axis), used, prices)])
     if 0 < len(near) < len(unused):
         finer = refined(gathered, near, prices.ends[0], prices.reshard.shape, in_order=True)
         if finer is not None:
