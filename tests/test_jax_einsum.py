@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from random import Random
 from typing import Any
@@ -260,10 +261,11 @@ def test_rounds_beside_the_product_move_the_same_bytes(name: str) -> None:
     [
         (network_of(1e9, 1e9), True),
         (network_of(1e9, None), False),
-        (network_of(1e9, 1e9, 1e-3), False),
+        (replace(network_of(1e9, 1e9), launch_s=1e-3), False),
+        (network_of(1e9, 1e9, 1e-3), True),  # a sum passes as many hops along the ring as the rounds do
         (network_of(1e9, 1e15), False),  # a ring gathers by both links at once, in three halves of a round
     ],
-    ids=["both take time", "arithmetic takes none", "every round waits", "little to hide"],
+    ids=["both take time", "arithmetic takes none", "every round is launched", "hops take long", "little to hide"],
 )
 def test_the_price_says_whether_rounds_pay(network: Network, in_rounds: bool) -> None:
     mesh = mesh_of((4,))
