@@ -319,8 +319,8 @@ class Prices:
         key = source, target, shape
         if key not in self._missing:
             lacking = some_missing(self._tiling(source, shape), self._tiling(target, shape))
-            share = target.mesh.size / max(len(lacking), 1)
-            self._missing[key] = Missing(int(lacking.max(initial=0)), int(lacking.sum() * share))
+            total = int(lacking.sum()) * target.mesh.size // max(len(lacking), 1)
+            self._missing[key] = Missing(int(lacking.max(initial=0)), total)
         return self._missing[key]
 
     def known(self, ends: Ends) -> Moved | None:

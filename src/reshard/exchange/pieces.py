@@ -96,7 +96,7 @@ def overlap_elements(source: Tiling, target: Tiling, classes: ClassDigits = ONE_
             continue
         if not same_order:
             low, high = low[places], high[places]
-        shared *= np.maximum(np.minimum(stop, high) - np.maximum(start, low), 0)
+        shared *= _common_lengths((low, high), (start, stop))
     return shared
 
 
@@ -108,10 +108,16 @@ def some_missing(source: Tiling, target: Tiling) -> Positions:
     if not source.same_order_as(target) or source.layout.weaves or target.layout.weaves:
         return target.all_elements - overlap_elements(source, target)
     needed = shared = np.ones(1, dtype=np.int64)
-    for (low, high), (start, stop) in zip(source.some_bounds, target.some_bounds, strict=True):
-        needed = needed * (stop - start)
-        shared = shared * np.maximum(np.minimum(stop, high) - np.maximum(start, low), 0)
+    for before, after in zip(source.some_bounds, target.some_bounds, strict=True):
+        needed = needed * (after[1] - after[0])
+        shared = shared * _common_lengths(before, after)
     return needed - shared
+
+
+def _common_lengths(before: tuple[Positions, Positions], after: tuple[Positions, Positions]) -> Positions:
+    """Per position, how much two intervals have in common, each given by starts and stops."""
+    lengths: Positions = np.maximum(np.minimum(before[1], after[1]) - np.maximum(before[0], after[0]), 0)
+    return lengths
 
 
 class Overlaps(NamedTuple):
