@@ -167,12 +167,17 @@ def _by_way_of(
     prices = RoutePrices.of(reshard, network)
     for middle in middles:
         with suppress(ReshardError):  # what cannot be made is none
-            first = _fastest_leg(replace(reshard, target=middle), network, options, by_middles=by_middles)
-            rest_s = (best.seconds or 0.0) + network.call_s - (first.seconds or 0.0)  # a call both pay, and joined once
-            if rest_s <= 0:
+            to_middle, from_middle = replace(reshard, target=middle), replace(reshard, source=middle)
+            limit_s = (best.seconds or 0.0) + network.call_s  # a call both pay, and joined once
+            least_rest_s = least_seconds(from_middle, network)
+            if least_rest_s + least_seconds(to_middle, network) >= limit_s:
                 continue
-            rest = _fastest_leg(replace(reshard, source=middle), network, options, by_middles=by_middles)
-            if (rest.seconds or 0.0) < rest_s:
+            first = _fastest_leg(to_middle, network, options, by_middles=by_middles)
+            limit_s -= first.seconds or 0.0
+            if least_rest_s >= limit_s:
+                continue
+            rest = _fastest_leg(from_middle, network, options, by_middles=by_middles)
+            if (rest.seconds or 0.0) < limit_s:
                 more = _others(timed, going_on([share.steps for share in first.shares], rest), prices)
                 along = prices.by_digits and _is_worth_handing_on(best, network)
                 best = _best_of(more, prices, options, best, timed, along=along)
