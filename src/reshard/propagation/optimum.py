@@ -99,8 +99,10 @@ def optimum(model: Model, flows: Sequence[Flow], deadline: float | None = None) 
     bounded = Bounded(small, MOST_PASSED if deadline is None else inf)
     best = _searched(small, bounded, flows, is_late)
     if not is_tied:
-        bounded.finish(is_late)
-        return explained(model, best, LowerBound.known(model.bound_of(bounded.bound)))
+        least = LowerBound(lambda: model.bound_of(bounded.finish(is_late)))
+        if deadline is not None or not bounded.is_wide:
+            _ = least.cost
+        return explained(model, best, least)
     alike = model.tied(classes, kinds_of(model, classes))
     options = {id(own): best.options[id(shared)] for own, shared in zip(alike.variables, small.variables, strict=True)}
     picked, shares, handed = Picked(options, best.layouts), bounded.shares, bounded.handed

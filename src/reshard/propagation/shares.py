@@ -86,13 +86,14 @@ class Bounded:
         self._keep()
         return self._choice
 
-    def finish(self, is_late: Callable[[], bool]) -> None:
-        """Bound all choices, where the latest steps looked at likely ones, under the division that was the best."""
+    def finish(self, is_late: Callable[[], bool]) -> float:
+        """The bound of all choices, where the latest steps looked at likely ones, by the division that was the best."""
         if self._dual is not self._whole:
             self._dual, self._highest, self._latest = self._whole, self.bound, self.shares
             self._whole.divide(self.shares)
             self._whole.run(min(FEW_TURNS, self._most_turns), lambda: is_late() or self.is_spent)
             self._keep()
+        return self.bound
 
     @property
     def _most_turns(self) -> int:
