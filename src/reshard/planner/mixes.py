@@ -176,7 +176,7 @@ def _in_parts(
     if not shares:
         return plan
     shares.sort(key=lambda share: -share.parts)
-    return replace(plan, steps=shares[0].steps, parts=sum(best), beside=tuple(shares[1:]), reason="")
+    return replace(plan, steps=shares[0].steps, parts=sum(best), beside=tuple(shares[1:]))
 
 
 def _least_seconds(waits: Floats, grows: Floats, worth: Floats) -> float:

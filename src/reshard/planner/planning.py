@@ -30,7 +30,7 @@ from reshard.planner.candidates import all_gathered, candidates, gathered
 from reshard.planner.level_ways import LevelWays
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.number_of_parts import overlapped
-from reshard.planner.policy import best_first, best_plan, explained, shrinks_first
+from reshard.planner.policy import best_first, best_plan, shrinks_first
 from reshard.planner.route_prices import RoutePrices
 from reshard.planner.soonest import CACHED_PLANS, fastest_plan
 from reshard.planner.spread import all_cuts
@@ -122,13 +122,8 @@ def _planned(reshard: Reshard, options: Options) -> Plan:
     if options.basis == "any" and network is not None and options.memory_limit is None:
         with uncollected():
             best = fastest_plan(reshard, network, options)
-            if best.received_bytes > best.lower_bound_bytes:
-                best = explained(best, Plan(reshard, Route().chain(reshard), options))
     else:
-        plans = _within(_known_plans(reshard, options))
-        best = best_plan(plans)
-        if network is not None:
-            best = explained(better_legs.with_better_legs(best), plans[0])
+        best = better_legs.with_better_legs(best_plan(_within(_known_plans(reshard, options))))
     LOGGER.debug("%s: %s", reshard, ", ".join(step.kind for step in best.steps) or "nothing to do")
     return best
 

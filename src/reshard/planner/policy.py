@@ -13,11 +13,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import prod
 
 from reshard.network import Network
-from reshard.plans import Plan, counted, seconds_text
+from reshard.plans import Plan, counted
 from reshard.problem import Reshard
 
 
@@ -80,20 +79,6 @@ def best_first(plans: list[Plan]) -> list[Plan]:
 
 def _seconds(plan: Plan) -> float:
     return plan.seconds or 0.0
-
-
-def explained(plan: Plan, leanest: Plan) -> Plan:
-    """The plan with the reason why it moves more than the bound, where that is that its network is faster so.
-
-    Args:
-        plan: on a network.
-        leanest: the plan that moves least.
-    """
-    if plan.reason or plan.received_bytes <= max(plan.lower_bound_bytes, leanest.received_bytes):
-        return plan
-    name = plan.options.network.name if plan.options.network is not None else ""
-    time = seconds_text(leanest.seconds or 0.0)
-    return replace(plan, reason=f"on {name or 'the network'} fewer bytes would take {time}")
 
 
 def is_small(reshard: Reshard) -> bool:

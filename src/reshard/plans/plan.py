@@ -30,7 +30,6 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -40,18 +39,14 @@ from reshard.drawing.notebooks import mimebundle
 from reshard.errors import ReshardError
 from reshard.network import (
     Cut,
-    Network,
     Transfers,
     best_cut,
     least_seconds,
     least_transfers,
-    overlapped_spans,
     seconds_of,
-    spans_of_uses,
-    uses_of,
 )
+from reshard.plans import in_parts, timeline
 from reshard.plans.chain_checks import check_chain, check_whole
-from reshard.plans.chrome_trace import chrome_trace, overlapped_trace
 from reshard.plans.least_bytes import LeastBytes
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.moved_bytes import MovedBytes
@@ -59,10 +54,11 @@ from reshard.plans.options import Options
 from reshard.plans.parts import Parting
 from reshard.plans.plan_page import plan_drawing, plan_page
 from reshard.plans.plan_record import differences, plan_fields, plan_record, reading_record, record_read
+from reshard.plans.reason import why_more
 from reshard.plans.table import blocks
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import ReshardWork, Share, Step, chain_through, step_of
+from reshard.steps import ReshardWork, Share, Step, chain_through
 from reshard.tables import bytes_text, plain
 
 CODE_ENGINES = ("jax", "torch")
@@ -87,8 +83,8 @@ class Plan(ReshardWork):
     """None where source and target are one placement."""
     options: Options = field(default_factory=Options)
     """What the plan was made for: with a network it has prices."""
-    reason: str = ""
-    """Why the plan moves more than the bound, where a network made it so."""
+    remark: str = field(default="", compare=False)
+    """What the search says of the plan besides: where it was cut short."""
     parts: int = 1
     """In how many equal parts the tensor goes through the steps, one behind the other, so that steps overlap."""
     beside: tuple[Share, ...] = ()
@@ -121,6 +117,11 @@ class Plan(ReshardWork):
         seconds = None if network is None else tuple(seconds_of(step, network) for step in self.steps)
         object.__setattr__(self, "step_seconds", seconds)
 
+    @cached_property
+    def reason(self) -> str:
+        """Why the plan moves more than the bound, where a network made it so, or a search was cut short."""
+        return self.remark or why_more(self)
+
     @property
     def source(self) -> Sharding:
         """Where the tensor is."""
@@ -140,20 +141,7 @@ class Plan(ReshardWork):
     @cached_property
     def stretches(self) -> tuple[Plan, ...]:
         """The plan as plans one after another: what the whole tensor does first, what goes in parts, what is last."""
-        if self.whole == (0, 0):
-            return (self,)
-        first, last = self.whole
-        inner = [steps[first : len(steps) - last] for steps, _ in self.shares]
-        reshard = replace(self.reshard, source=inner[0][0].before, target=inner[0][-1].after)
-        beside = tuple(Share(steps, share.parts) for steps, share in zip(inner[1:], self.beside, strict=True))
-        in_parts = Plan(reshard, inner[0], self.options, parts=self.parts, beside=beside)
-        before, after = self.steps[:first], self.steps[len(self.steps) - last :]
-        legs = [(before, self.source, reshard.source), (after, reshard.target, self.target)]
-        whole = [
-            [Plan(replace(self.reshard, source=start, target=stop), steps, self.options)] if steps else []
-            for steps, start, stop in legs
-        ]
-        return (*whole[0], in_parts, *whole[1])
+        return in_parts.stretches(self)
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
@@ -164,43 +152,12 @@ class Plan(ReshardWork):
     @cached_property
     def plans_by_share(self) -> tuple[Plan, ...]:
         """What the largest part of each share goes through: the same steps, on a tensor of its size."""
-        return tuple(self._plan_of_part(number, 0) for number in range(len(self.shares)))
+        return tuple(in_parts.plan_of_part(self, number) for number in range(len(self.shares)))
 
     @cached_property
     def plans_of_parts(self) -> tuple[Plan, ...]:
         """What every part goes through, those of all shares in turn; equal ones are one."""
-        turns = [
-            ((place + 0.5) / share.parts, number)
-            for number, share in enumerate(self.shares)
-            for place in range(share.parts)
-        ]
-        largest = self.parting.shape(self.shape, self.parts)
-        plans = {(number, largest): plan for number, plan in enumerate(self.plans_by_share)}
-        listed = []
-        for place, (_, number) in enumerate(sorted(turns)):
-            key = number, self.parting.shape(self.shape, self.parts, place)
-            if key not in plans:
-                plans[key] = self._plan_of_part(number, place)
-            listed.append(plans[key])
-        return tuple(listed)
-
-    def _plan_of_part(self, share: int, number: int) -> Plan:
-        """What a part of a share goes through."""
-        if self.parts == 1:
-            return self
-        parting, shape = self.parting, self.parting.shape(self.shape, self.parts, number)
-
-        def end(sharding: Sharding) -> Sharding:
-            return parting.of_part(sharding, self.shape, shape, self.parts)
-
-        def of_part(step: Step) -> Step:
-            reshard = Reshard(end(step.before), end(step.after), shape, self.dtype)
-            kept = None if step.kept is None else end(step.kept)
-            part = step_of(reshard, step.near, step.ring, kept, step.across)
-            return part if step.chunks == 1 else replace(part, chunks=step.chunks)
-
-        steps = tuple(map(of_part, self.shares[share].steps))
-        return Plan(Reshard(end(self.source), end(self.target), shape, self.dtype), steps)
+        return in_parts.plans_of_parts(self)
 
     @cached_property
     def seconds(self) -> float | None:
@@ -213,28 +170,7 @@ class Plan(ReshardWork):
     @cached_property
     def spans(self) -> list[list[tuple[float, float]]]:
         """Per share and step, when the first part begins it and the last has done it, in seconds; on a network."""
-        spans: list[list[tuple[float, float]]] = [[] for _ in self.shares]
-        network, start = self.options.network, 0.0
-        for stretch in self.stretches:
-            if stretch.parts > 1 and network is not None:
-                listed = stretch._spans_of_parts(network)
-            else:
-                ends = list(accumulate(stretch.step_seconds or (), initial=0.0))
-                listed = [list(pairwise(ends))] * len(spans)
-            for known, added in zip(spans, listed, strict=True):
-                known += [(start + begins, start + ends) for begins, ends in added]
-            start = max((known[-1][1] for known in spans if known), default=0.0)
-        return spans
-
-    def _spans_of_parts(self, network: Network) -> list[list[tuple[float, float]]]:
-        """Per share and step, when the first part begins it and the last has done it, in seconds.
-
-        Where values are combined and gathered at once a part may be combined in other tiles than the whole.
-        """
-        if not any(step.kind == "Exchange" and len(step.moves) > 1 for share in self.shares for step in share.steps):
-            return overlapped_spans(self.shares, network)
-        uses = [uses_of(plan.steps, network) for plan in self.plans_by_share]
-        return spans_of_uses(uses, [share.parts for share in self.shares])
+        return timeline.spans(self)
 
     @cached_property
     def time_cut(self) -> Cut | None:
@@ -456,12 +392,7 @@ class Plan(ReshardWork):
         Raises:
             ReshardError: `bad-argument` where the plan was made without a network.
         """
-        if self.step_seconds is None:
-            raise ReshardError("bad-argument", "a trace needs the prices of a plan made for a network")
-        network = self.options.network
-        if self.parts == 1 or network is None:
-            return chrome_trace(self.steps, self.step_seconds, self.devices)
-        return overlapped_trace(self.shares, self.spans)
+        return timeline.trace(self)
 
     def to_html(self) -> str:
         """The plan as a page: one file that opens from disk, needs no network, and moves.

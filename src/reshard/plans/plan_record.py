@@ -133,7 +133,7 @@ def plan_fields(record: dict[str, Any]) -> dict[str, Any]:
         "reshard": reshard,
         "steps": _steps_read(record["steps"], reshard),
         "options": Options(network, record["basis"], record["memory_limit"]),
-        "reason": str(record.get("reason", "")),
+        "remark": str(record.get("reason", "")),
         "parts": record.get("parts", 1),
         "whole": tuple(expect(record.get("whole", [0, 0]), list, "the steps of the whole tensor", "bad-plan-text")),
         "beside": tuple(Share(_steps_read(share["steps"], reshard), share["parts"]) for share in shares),
