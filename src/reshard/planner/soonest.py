@@ -211,8 +211,8 @@ def _fastest_of_candidates(reshard: Reshard, network: Network, options: Options)
         count = COMBINED if is_of_boxes or not is_small(reshard) else 1
         more = _others(timed, _moved_by_themselves(timed, prices, options, best.seconds or 0.0, count), prices)
         best = _best_of(more, prices, options, best, timed)
-    if _is_far_from_least(best, prices):
-        best = with_shares(best, timed, finely=True, along=along)
+    if not along and _is_far_from_least(best, prices):
+        best = with_shares(best, timed, finely=True)
     return best, timed
 
 
@@ -401,7 +401,7 @@ def _best_of(
     best = best_plan([*plans, *_in_parts(timed, prices, options, known_s)])
     if legs and best is not known:
         best = _with_better_legs(best)
-    shared = with_shares(best, [*beside, *timed], along=along)
+    shared = with_shares(best, [*beside, *timed], along=along, finely=along and prices.bytes_decide)
     return _with_better_legs(shared) if legs and shared is not best else shared
 
 
