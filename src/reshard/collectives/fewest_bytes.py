@@ -80,6 +80,8 @@ def fewest_bytes_chain(reshard: Reshard, *, budget: int = BUDGET) -> tuple[Chain
 def fewest_bytes_middles(reshard: Reshard, is_one: bool | None = None) -> tuple[Sharding, ...]:
     """What such a chain passes between even ends on the same devices, nothing partial; no step is made.
 
+    It is the first chain that is found, which seldom is not that of fewest bytes.
+
     Args:
         reshard: what is to be moved.
         is_one: whether one collective other than an AllToAll leads there; where that is unknown the step says it.
@@ -89,7 +91,7 @@ def fewest_bytes_middles(reshard: Reshard, is_one: bool | None = None) -> tuple[
     """
     if reshard.source.is_woven or reshard.target.is_woven:
         raise ReshardError("no-plan", f"no collective leads to or from tiles of several boxes or windows: {reshard}")
-    planner = _Planner(reshard, BUDGET)
+    planner = _Planner(reshard, BUDGET, is_first_enough=True)
     if is_one is None:
         step = step_of(reshard)
         is_one = step.kind in COLLECTIVES and step.kind != "AllToAll"
@@ -119,8 +121,8 @@ class _Way(NamedTuple):
 class _Planner:
     """What all searches for one tensor share."""
 
-    def __init__(self, tensor: Reshard, budget: int) -> None:
-        self.tensor, self.budget = tensor, budget
+    def __init__(self, tensor: Reshard, budget: int, *, is_first_enough: bool = False) -> None:
+        self.tensor, self.budget, self.is_first_enough = tensor, budget, is_first_enough
         self.shape = tensor.shape
 
     def chain(self, source: Sharding, target: Sharding) -> tuple[Chain, bool]:
@@ -233,7 +235,9 @@ class _Planner:
         """What the search finds; None where no digits hold both ends, or there are too many."""
         for split in (True, False):
             frame = frame_of(source, target, split=split)
-            solved = None if frame is None else _solve(frame, self.shape, self.budget)
+            solved = (
+                None if frame is None else _solve(frame, self.shape, self.budget, is_first_enough=self.is_first_enough)
+            )
             if frame is not None and solved is not None:
                 return _Way(frame, solved[0], split and solved[1])
         return None
@@ -298,7 +302,9 @@ def _without_conflicts(side: Sharding, opposite: Sharding) -> Sharding | None:
     return None if dims == side.dims else replace(side, dims=dims, replicated=())
 
 
-def _solve(frame: Frame, shape: tuple[int, ...], budget: int) -> tuple[list[FrameState], bool] | None:
+def _solve(
+    frame: Frame, shape: tuple[int, ...], budget: int, *, is_first_enough: bool
+) -> tuple[list[FrameState], bool] | None:
     """The states from source to target, each with the digits unreduced there, and whether none are cheaper.
 
     None where the search would be too large.
@@ -335,7 +341,7 @@ def _solve(frame: Frame, shape: tuple[int, ...], budget: int) -> tuple[list[Fram
         shape=tuple(gcd(shape[dim], most_parts) for dim in dims),  # shapes that the same parts divide are searched once
         pending=sum(1 << numbers[digit] for digit in pending),
     )
-    way, is_proved = _search(task, budget)
+    way, is_proved = _search(task, budget, is_first_enough=is_first_enough)
     if not way:
         return None
     states = []

@@ -41,15 +41,23 @@ from reshard.collectives.states import SearchTask, Stop, Tables, Visit
 from reshard.collectives.weak import FAR, STEP_LIMIT
 
 
-def search(task: SearchTask, limit: int) -> tuple[list[Stop], bool]:
-    """The cheapest chain of states from source to target, one step apart, and whether none is cheaper."""
+def search(task: SearchTask, limit: int, *, is_first_enough: bool = False) -> tuple[list[Stop], bool]:
+    """The cheapest chain of states from source to target, one step apart, and whether none is cheaper.
+
+    Args:
+        task: from where to where.
+        limit: how many chains are made and joined, at most.
+        is_first_enough: whether the first chain will do, which seldom is not the cheapest; nothing is proved then.
+    """
     tables = Tables(task)
-    growth = _FromBothEnds(task, tables)
+    growth = _FromBothEnds(task, tables, is_first_enough=is_first_enough)
     for ceiling in (tables.permute_bound + 1, 2 * tables.permute_bound + STEP_LIMIT, FAR):
         growth.cost, growth.work = ceiling, 0
         is_finished = growth.explore(limit)
         if growth.stops or not is_finished:
             break
+    if is_first_enough and growth.stops:
+        return growth.stops, False
     has_one_size = len(task.classes) == 1
     if is_finished and growth.cost <= growth.doubt and (has_one_size or growth.cost <= tables.two_permutes):
         return growth.stops, True
@@ -81,8 +89,8 @@ class Side:
 class _FromBothEnds:
     """Chains from both ends, and the best that two of them have made."""
 
-    def __init__(self, task: SearchTask, tables: Tables) -> None:
-        self.task, self.tables = task, tables
+    def __init__(self, task: SearchTask, tables: Tables, *, is_first_enough: bool) -> None:
+        self.task, self.tables, self.is_first_enough = task, tables, is_first_enough
         self.cost = FAR
         """Of the best chain so far."""
         self.stops: list[Stop] = []
@@ -93,7 +101,7 @@ class _FromBothEnds:
         """How many chains were made and joined."""
 
     def explore(self, limit: int) -> bool:
-        """Grow chains from both ends in turn, the most promising first; False where the limit was reached."""
+        """Grow chains from both ends in turn, the most promising first; False where that ended before it was proved."""
         task, tables = self.task, self.tables
         first = Visit(0, Stop(task.source, bool(task.pending)), tables.source_node, None)
         last = Visit(0, Stop(task.target, False), tables.target_node, None)
@@ -101,7 +109,7 @@ class _FromBothEnds:
         sides[0].push(int(tables.ahead_pending[first.node]), 0, first)
         sides[1].push(int(tables.behind_permuted[last.node]), 0, last)
         sides[1].meeting_points[last.node] = [last]  # a chain without a Permute may be one that grows forward only
-        while self.work <= limit:
+        while self.work <= limit and not (self.stops and self.is_first_enough):
             live = [side for side in (0, 1) if sides[side].heap and sides[side].heap[0][0] < self.cost]
             if not live:
                 return True
