@@ -17,8 +17,8 @@ An all-gather inside hosts takes half a second there; where devices 1 and 2 swap
 >>> patterns = Pattern.of(digits, (0, 1), (1,), ("all-gather",)), Pattern.of(digits, (1, 0), (), ())
 >>> for pattern in patterns:
 ...     print(use_of_pattern(pattern, (devices, devices), 100, network))
-Use(seconds=0.5, busy=(0.5, 0.0, 0.0))
-Use(seconds=1.0, busy=(0.0, 1.0, 0.0))
+Use(seconds=0.5, busy=(0.5, 0.0, 0.0), turn_s=0.5)
+Use(seconds=1.0, busy=(0.0, 1.0, 0.0), turn_s=1.0)
 """
 
 from __future__ import annotations
@@ -55,15 +55,17 @@ class Use(NamedTuple):
     """Per level the seconds of its busiest link or port, of each that is told apart (`Level.places`), with the
     latencies; last those in which steps start. In all of them those in which a device copies, and neither sends nor
     starts anything."""
+    turn_s: float
+    """Of what it does one after the other, the longest: so long another of its kind waits that comes right behind."""
 
     @classmethod
     def of_nothing(cls, network: Network) -> Use:
         """That of what sends nothing."""
-        return cls(0.0, (0.0,) * (network.places + 1))
+        return cls(0.0, (0.0,) * (network.places + 1), 0.0)
 
     def times(self, count: int) -> Use:
         """So many of it, one after another."""
-        return Use(self.seconds * count, tuple(busy * count for busy in self.busy))
+        return Use(self.seconds * count, tuple(busy * count for busy in self.busy), self.turn_s * count)
 
     @classmethod
     def together(cls, uses: Sequence[Use], network: Network) -> Use:
@@ -73,7 +75,7 @@ class Use(NamedTuple):
         if not uses:
             return cls.of_nothing(network)
         busy = zip(*(use.busy for use in uses), strict=True)
-        return cls(sum(use.seconds for use in uses), tuple(map(sum, busy)))
+        return cls(sum(use.seconds for use in uses), tuple(map(sum, busy)), max(use.turn_s for use in uses))
 
 
 def use_of_pattern(
@@ -121,8 +123,8 @@ def use_of_rings(rings: Sequence[Digit], carried: RingLoads, unit_bytes: float, 
     if busy is None:
         return None
     level = next(level for level in network.levels if level.digit == rings[0])
-    seconds = sum([max(level.latency_s, hop * unit_bytes / level.bandwidth) for hop in carried.hops])
-    return Use(seconds + network.launch_s, (*busy, network.launch_s))
+    hops = [max(level.latency_s, hop * unit_bytes / level.bandwidth) for hop in carried.hops]
+    return Use(sum(hops) + network.launch_s, (*busy, network.launch_s), max(hops) + network.launch_s)
 
 
 def busy_along(rings: Sequence[Digit], carried_bytes: float, hops: int, network: Network) -> tuple[float, ...] | None:
@@ -167,18 +169,20 @@ def use_of_loads(carried: Loads, unit_bytes: float, network: Network) -> Use:
         for number, level in enumerate(network.levels)
         for load in (carried.along and carried.along[number]) or [carried.carried[number]] * level.places
     ]
-    return Use(carried.seconds(network.levels, unit_bytes) + network.launch_s, (*busy, network.launch_s))
+    seconds = carried.seconds(network.levels, unit_bytes) + network.launch_s
+    return Use(seconds, (*busy, network.launch_s), seconds)
 
 
-def use_of_stages(seconds: float, stages: tuple[tuple[Level, ...], ...], network: Network) -> Use:
-    """Of a collective, whose levels all are busy as long as it takes, by some stage of it."""
+def use_of_stages(seconds: float, stages: tuple[tuple[Level, ...], ...], network: Network, times: int = 1) -> Use:
+    """Of a collective, so many times; its levels all are busy as long as it takes, by some stage of it."""
     used = [part for stage in stages for part in stage]
     busy = [
-        seconds if any(level.stride <= part.stride < level.stride * level.size for part in used) else 0.0
+        seconds * times if any(level.stride <= part.stride < level.stride * level.size for part in used) else 0.0
         for level in network.levels
         for _ in range(level.places)
     ]
-    return Use(seconds + network.launch_s, (*busy, network.launch_s))
+    whole_s = seconds * times + network.launch_s
+    return Use(whole_s, (*busy, network.launch_s), seconds + network.launch_s)
 
 
 @lru_cache(CACHED)

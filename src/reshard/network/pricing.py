@@ -66,7 +66,7 @@ def overlapped_seconds(shares: Sequence[Share], network: Network) -> float:
 
     What is busiest of all levels decides, since steps that use the same links or ports wait for one another; before it
     has begun, and after it is done, a part takes the steps that it takes elsewhere.
-    Every part pays its latencies.
+    Every part pays its latencies, and begins a step once the part before has done that, starts and all.
 
     By hand, two steps of 4 s each on different levels, in two parts: 2 + 2 s for the first, 2 s more for the second.
 
@@ -103,9 +103,10 @@ def spans_of_uses(uses: Sequence[Sequence[Use]], parts: Sequence[int]) -> list[l
         sum(count * level for count, level in zip(parts, levels, strict=True)) for levels in zip(*busy, strict=True)
     )
     spans = []
-    for chain, levels in zip(uses, busy, strict=True):
+    for chain, levels, count in zip(uses, busy, parts, strict=True):
         ends = list(accumulate((use.seconds for use in chain), initial=0.0))
-        behind = busiest - max(levels)
+        in_turn = (count - 1) * max(use.turn_s for use in chain) if len(chain) > 1 else 0.0
+        behind = max(busiest - max(levels), in_turn)
         spans.append([(start, end + behind) for start, end in pairwise(ends)])
     return spans
 
@@ -138,7 +139,7 @@ def _use_of_step(step: Step, network: Network, parts: int) -> Use:
     if network.meet_s:
         alone_s += meetings(step) * network.meet_s
     if alone_s:
-        use = Use(use.seconds + alone_s, tuple(busy + alone_s for busy in use.busy))
+        use = Use(use.seconds + alone_s, tuple(busy + alone_s for busy in use.busy), use.turn_s + alone_s)
     return use if step.chunks == 1 else use.times(step.chunks)
 
 
@@ -267,8 +268,8 @@ def _use_of_ring_exchange(exchange: RingExchange, itemsize: float, network: Netw
             return use
     hops = [loads(network.levels, *traffic) for traffic in exchange.traffic_of_hops()]
     together = use_of_loads(loads(network.levels, *exchange.traffic()), itemsize, network)
-    seconds = sum(hop.seconds(network.levels, itemsize) for hop in hops)
-    return Use(seconds + network.launch_s, together.busy)
+    seconds = [hop.seconds(network.levels, itemsize) for hop in hops]
+    return Use(sum(seconds) + network.launch_s, together.busy, max(seconds) + network.launch_s)
 
 
 def _all_reduce_use(step: Step, itemsize: float, network: Network) -> Use | None:
@@ -296,4 +297,4 @@ def _all_reduce_use(step: Step, itemsize: float, network: Network) -> Use | None
     if not tile:
         return Use.of_nothing(network)
     times, gathered = (1, tile * exchange.combined.size) if len(step.moves) == 1 else (2, tile)
-    return use_of_stages(times * staged_all_gather(stages, gathered), stages, network)
+    return use_of_stages(staged_all_gather(stages, gathered), stages, network, times)
