@@ -18,7 +18,8 @@ from reshard.network.patterns import Pattern
 from reshard.planner import cache_clear, level_moves, level_ways
 from reshard.steps import chain_through
 
-SHAPE = (2048, 2048)
+SHAPE, LARGE = (2048, 2048), (16384, 16384)
+"""Of 16 MiB, where latencies decide, and of 1 GiB, where bytes do."""
 PATTERNS = (
     fewest_bytes._search,
     ring_loads._cut,
@@ -43,7 +44,9 @@ NINE_TO_ONE = Network((Level(1, 8, "switch", 450e9, 0.0), Level(8, 16, "switch",
 WITH_LATENCY = Network.preset("h100-16x8")
 
 
-def planned(source: rs.Sharding, target: rs.Sharding, network: Network, *, cold: bool) -> Callable[[], float | None]:
+def planned(
+    source: rs.Sharding, target: rs.Sharding, network: Network, shape: tuple[int, int] = SHAPE, *, cold: bool
+) -> Callable[[], float | None]:
     """A call that plans afresh; where it is cold, what is known of the digits is forgotten too."""
 
     def call() -> float | None:
@@ -51,7 +54,7 @@ def planned(source: rs.Sharding, target: rs.Sharding, network: Network, *, cold:
         if cold:
             for kept in PATTERNS:
                 kept.cache_clear()
-        return rs.plan(source, target, SHAPE, "float32", network=network).seconds
+        return rs.plan(source, target, shape, "float32", network=network).seconds
 
     return call
 
@@ -102,10 +105,11 @@ def rows() -> Iterator[Row]:
     for name in ("h100-32x8", "tpu-v5e-16x16"):
         network, rng = Network.preset(name), random.Random(0)
         pairs = [(drawn(SMALL, rng), drawn(SMALL, rng)) for _ in range(200)]
-        for cold in (True, False):
-            times = [1e3 * medians([planned(*pair, network, cold=cold)], 5)[0] for pair in pairs]
-            what = f"plan on {name}, 5 axes, {'new patterns' if cold else 'patterns priced before'}"
-            yield within(f"{what}, the median of 200 pairs", statistics.median(times), 5.0)
+        for shape, count, cold in ((SHAPE, 200, True), (SHAPE, 200, False), (LARGE, 100, True), (LARGE, 100, False)):
+            times = [1e3 * medians([planned(*pair, network, shape, cold=cold)], 5)[0] for pair in pairs[:count]]
+            size = "16 MiB" if shape == SHAPE else "1 GiB"
+            what = f"plan {size} on {name}, 5 axes, {'new patterns' if cold else 'patterns priced before'}"
+            yield within(f"{what}, the median of {count} pairs", statistics.median(times), 5.0)
             yield within(f"{what}, the 99th percentile", float(np.quantile(times, 0.99)), 50.0)
     for network in (NINE_TO_ONE, WITH_LATENCY):
         yield from savings(network)
