@@ -50,15 +50,15 @@ class Orders(NamedTuple):
     is_alone: bool = False
     """Whether the program does nothing else, so that it is to go as an einsum does."""
 
-    @property
-    def is_none(self) -> bool:
-        """Whether there is no order to choose."""
-        return self.are_all and not self.programs
+
+def long_einsums(program: Builder) -> list[Operation]:
+    """Those of three operands and more, of which there is an order to choose."""
+    return [operation for operation in program.operations if operation.name == "einsum" and len(operation.operands) > 2]
 
 
 def in_pairs(program: Builder) -> Orders:
     """A program in the orders that are worth comparing: of too many, that of the fewest operations."""
-    long = [operation for operation in program.operations if operation.name == "einsum" and len(operation.operands) > 2]
+    long = long_einsums(program)
     paths = {operation.result.number: _paths(operation) for operation in long if _goes_apart(operation)}
     if not paths:
         return Orders([], are_all=not long)

@@ -47,7 +47,7 @@ from reshard.propagation.memory import Life, lives
 from reshard.propagation.model import SAME, Model
 from reshard.propagation.nodes import Besides, Rent
 from reshard.propagation.optimum import changed, crossed, optimum
-from reshard.propagation.orders import in_pairs
+from reshard.propagation.orders import in_pairs, long_einsums
 from reshard.propagation.placement import NOTHING, Placement
 from reshard.propagation.reasons import reason
 from reshard.propagation.recipes import recipes, taking_over
@@ -318,9 +318,9 @@ def place(
     Raises:
         ReshardError: as `LayoutSearch`; `no-plan` where no placement is found that keeps the limits.
     """
-    orders = in_pairs(program)
-    if orders.is_none:
+    if not long_einsums(program):
         return _placed(program, goal, until_priority, deadline, limits)
+    orders = in_pairs(program)
     tried: list[Placement] = []
     refusals: list[ReshardError] = []
     for each in (program, *orders.programs):
@@ -429,7 +429,7 @@ def shortlist(
         fitting += search.smaller(*least, Limits(int(LESS * least[1].peak_bytes))) if len(front) < count else ()
         if min(placed.peak_bytes for _, placed in fitting) == least[1].peak_bytes:
             best_few = (replace(each, memory_limit=memory_limit) for each in front[:count])
-            if not in_pairs(program).is_none:  # other orders might cost less
+            if long_einsums(program):  # other orders might cost less
                 best_few = (replace(each, least=NOTHING) for each in best_few)
             return Shortlist(tuple(best_few), memory_limit)
 
