@@ -31,7 +31,7 @@ from reshard.planner.level_ways import LevelWays
 from reshard.planner.memory_limit import least_peak_bytes, within_limit
 from reshard.planner.number_of_parts import overlapped
 from reshard.planner.policy import best_first, best_plan, explained, shrinks_first
-from reshard.planner.route_prices import RoutePrices
+from reshard.planner.route_prices import RoutePrices, has_too_many_pieces
 from reshard.planner.soonest import CACHED_PLANS, fastest_plan
 from reshard.planner.spread import all_cuts
 from reshard.planner.step_prices import StepPrices
@@ -123,7 +123,9 @@ def _planned(reshard: Reshard, options: Options) -> Plan:
         with uncollected():
             best = fastest_plan(reshard, network, options)
             if best.received_bytes > best.lower_bound_bytes:
-                best = explained(best, Plan(reshard, Route().chain(reshard), options))
+                steps = Route().chain(reshard)
+                if not has_too_many_pieces(steps):
+                    best = explained(best, Plan(reshard, steps, options))
     else:
         plans = _within(_known_plans(reshard, options))
         best = best_plan(plans)
