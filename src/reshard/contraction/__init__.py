@@ -190,7 +190,7 @@ def _planned(asked: Asked) -> EinsumPlan:
     if network is not None:
         for task in tasks:
             check_reach(network, task.mesh)
-    chooser = Chooser(asked.goal)
+    chooser = Chooser(asked.goal, by_larger=not asked.prove)
     candidates = [best_way(task, chooser, Effort(network), prove=asked.prove).plan(chooser) for task in tasks]
     best = min(candidates, key=lambda plan: plan.price)
     LOGGER.debug("%s: %s", asked.pattern, best.case)
@@ -238,7 +238,7 @@ def _ranked(asked: Asked) -> tuple[EinsumPlan, ...]:
     """The cheapest plans of distinct layouts, and along distinct paths, best first."""
     plans: list[EinsumPlan] = []
     for task in asked.tasks():
-        chooser, effort = Chooser(asked.goal), Effort(asked.goal.network)
+        chooser, effort = Chooser(asked.goal, by_larger=True), Effort(asked.goal.network)
         numbers = tuple(range(len(asked.sources)))
         search = Search(task, chooser, effort)
         best = search.best(chooser.first(task), ALTERNATIVES + 1, search.hasty())

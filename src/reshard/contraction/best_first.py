@@ -144,7 +144,7 @@ class Search:
             if is_known:
                 del candidates[row][0]
                 ranking.put_back(row)
-                is_exact &= price is not None or is_own
+                is_exact &= is_own
             if not candidates[row]:
                 ranking.drop(row)
             if price is None or (row in chosen and price >= chosen[row].price):
@@ -224,7 +224,7 @@ class Search:
                     return Priced(True, None, is_own)
             is_new |= self.effort.ask(ends)
             moved[term] = self.prices.moved_about(ends) if is_hasty else self.prices.moved(*ends)
-            is_own &= self.prices.known(ends) is not None
+            is_own &= self.prices.is_own(ends)
             cost = moved[term].price.cost * trips[term]
             if cost == np.inf:
                 return Priced(True, None, is_own)
@@ -239,7 +239,9 @@ class Search:
         price = price_of([moved[term] for term in range(len(reshards))], trips, *operations)
         if limit is None or price < limit:  # by its own plans too, where others stood in for them
             price = price_of([self.prices.moved(*ends) for ends in reshards], trips, *operations)
-        return Priced(True, price if price.cost < np.inf and (limit is None or price < limit) else None, is_own)
+            if price.cost < np.inf and (limit is None or price < limit):
+                return Priced(True, price, all(map(self.prices.is_own, reshards)))
+        return Priced(True, None, is_own)
 
     def _terms(self, row: int, reshards: list[Ends], ranking: Ranking) -> list[int]:
         """The terms in the order in which their reshards are priced: first those that were asked for already.

@@ -83,11 +83,12 @@ class Chooser:
     Args:
         goal: what is made least.
         is_for_many: whether the tasks are many, as those of a program are.
+        by_larger: that of `Prices`.
     """
 
-    def __init__(self, goal: Goal, *, is_for_many: bool = False) -> None:
+    def __init__(self, goal: Goal, *, is_for_many: bool = False, by_larger: bool = False) -> None:
         self.goal, self.network = goal, goal.network
-        self.prices = Prices(goal, by_smaller=is_for_many, evenly=is_for_many)
+        self.prices = Prices(goal, by_smaller=is_for_many, by_larger=by_larger, evenly=is_for_many)
         self._chosen: dict[tuple[object, ...], Chosen] = {}
         self._layouts: dict[tuple[object, ...], Ready] = {}
         self._open: dict[tuple[Sharding, tuple[int, ...]], list[Sharding]] = {}

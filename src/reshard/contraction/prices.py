@@ -43,7 +43,9 @@ from reshard.mesh import Mesh
 from reshard.network import Network, least_seconds
 from reshard.operations.projection import shards
 from reshard.planner import plan
+from reshard.planner.evened import evened_shapes
 from reshard.planner.likeness import likeness
+from reshard.planner.policy import FEW_DEVICES, is_of_many
 from reshard.plans import Plan
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
@@ -55,6 +57,8 @@ ON_NETWORK = 8
 """How many plans without a network take about as long as one on it."""
 WITH_SUMS = 3
 """How many plans that only move data take about as long as one that makes sums, on a network."""
+OF_MANY = 4
+"""How many plans take about as long as one on more devices than `FEW_DEVICES`, on a network."""
 
 
 class Ends(NamedTuple):
@@ -217,7 +221,8 @@ class Effort:
     def ask(self, ends: Ends) -> bool:
         """Count a reshard; whether it is new.
 
-        It counts as many as its tensor has dims, as each may be cut in more ways, times the ways of the network.
+        It counts as many as its tensor has dims, as each may be cut in more ways, times the ways of the network, which
+        are more of many devices.
         """
         if ends in self._asked:
             return False
@@ -226,6 +231,7 @@ class Effort:
         effort = max(len(shape), 1)
         if self.network is not None:
             effort *= ON_NETWORK * (WITH_SUMS if source.unreduced != target.unreduced else 1)
+            effort *= OF_MANY if source.mesh.size > FEW_DEVICES else 1
         self.spent += effort
         return True
 
@@ -245,12 +251,15 @@ class Prices:
     Args:
         goal: what is made least.
         by_smaller: whether, without a network, reshards are priced by smaller ones; so where there are many.
+        by_larger: whether, on a network of many devices, reshards whose tiles differ in size are priced by the next
+            larger ones whose tiles do not, which are planned in a fraction of the time.
         evenly: whether all-reduces cost as `moved_by` says.
     """
 
-    def __init__(self, goal: Goal, *, by_smaller: bool = False, evenly: bool = False) -> None:
+    def __init__(self, goal: Goal, *, by_smaller: bool = False, by_larger: bool = False, evenly: bool = False) -> None:
         self.goal, self.evenly = goal, evenly
         self.by_smaller = by_smaller and goal.network is None
+        self.by_larger = by_larger and goal.network is not None
         self.refusal: ReshardError | None = None
         """The last one of the planner."""
         self._moved: dict[Ends, Moved] = {}
@@ -302,6 +311,7 @@ class Prices:
 
     def _asked(self, source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType) -> Moved:
         small = smaller(source, target, shape) if self.by_smaller else None
+        shape = self._priced_shape(Ends(source, target, shape, dtype))
         try:
             if small is None:
                 return moved_by(self.plan(source, target, shape, dtype), goal=self.goal, evenly=self.evenly)
@@ -309,6 +319,16 @@ class Prices:
             return moved_by(stands_in, small.times_more, self.goal, evenly=self.evenly)
         except ReshardError:
             return STUCK
+
+    def _priced_shape(self, ends: Ends) -> tuple[int, ...]:
+        """That of the reshard that is priced in place of one."""
+        if not self.by_larger or not is_of_many(reshard := Reshard.of(*ends)):
+            return ends.shape
+        return next(iter(evened_shapes(reshard)), ends.shape)
+
+    def is_own(self, ends: Ends) -> bool:
+        """Whether it is known what a reshard takes, and not from another."""
+        return self.known(ends) is not None and (ends.source == ends.target or self._priced_shape(ends) == ends.shape)
 
     def missing(self, source: Sharding, target: Sharding, shape: tuple[int, ...]) -> Missing:
         """Elements of the target's tiles that lie elsewhere; partial values count as values.

@@ -102,6 +102,12 @@ class BoxExchange(Exchange):
         layouts = self.source.layout, self.target.layout
         return tuple(block_overlaps(*layouts, dim, size) for dim, size in enumerate(self.target.shape))
 
+    @property
+    def pieces(self) -> int:
+        """The number of pieces, those too that stay on their device; as many are listed to price them."""
+        cells = prod([len(overlaps.start) for overlaps in self.overlaps])
+        return cells * self.class_digits.source.size * self.combined.size * self.target.layout.copies()
+
     @cached_property
     def _holders(self) -> Positions:
         """What to add to a source tile's first position to reach all that hold it."""

@@ -196,7 +196,7 @@ class DigitExchange(Exchange):
         senders, starts = self._sources(positions, np.arange(self.gathered_values)[:, None])
         elements = np.ones_like(senders)
         for start, offsets, length, size in zip(
-            starts, self._loose_offsets, self.common.lengths, self.target.shape, strict=True
+            starts, self.loose_offsets, self.common.lengths, self.target.shape, strict=True
         ):
             along = np.zeros_like(elements)
             for offset in offsets:
@@ -285,7 +285,7 @@ class DigitExchange(Exchange):
         return sender, starts
 
     @cached_property
-    def _loose_offsets(self) -> list[list[int]]:
+    def loose_offsets(self) -> list[list[int]]:
         """Per dim, where the boxes of one round begin, counted from the first."""
         offsets = [[0] for _ in self.target.shape]
         for (dim, stride), size in zip(self.common.loose, self.common.loose_sizes, strict=True):
@@ -297,7 +297,7 @@ class DigitExchange(Exchange):
         lengths, shape = self.common.lengths, self.target.shape
         corners = [corner]
         if self.loose_values > 1:
-            each_dim = zip(corner, self._loose_offsets, strict=True)
+            each_dim = zip(corner, self.loose_offsets, strict=True)
             corners = list(product(*([start + offset for offset in offsets] for start, offsets in each_dim)))
         boxes = []
         for starts in corners:

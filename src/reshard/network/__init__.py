@@ -15,6 +15,8 @@ link_use.py     how long what is sent in them keeps links busy
 pricing.py      seconds of steps
 inflow.py       how fast data come into groups of devices
 crossing.py     bytes that must come into some devices, or leave them
+dim_crossing.py  the same dim by dim
+products.py     products of tables, for both and for pieces that differ in size
 least_time.py   the least time of any plan, and the cut that proves it
 combining.py    and where values are combined, the transfers that do
 hosts.py        bytes that come into hosts, and must
@@ -40,10 +42,12 @@ from reshard.network.pricing import (
     busy_seconds,
     exchange_seconds,
     forget_steps,
+    listed_pieces,
     overlapped_seconds,
     overlapped_spans,
     seconds_of,
     spans_of_uses,
+    use_at_most,
     uses_of,
 )
 
@@ -69,12 +73,14 @@ __all__ = [
     "least_busy",
     "least_seconds",
     "least_transfers",
+    "listed_pieces",
     "nested",
     "overlapped_seconds",
     "overlapped_spans",
     "seconds_of",
     "spans_of_uses",
     "unnamed",
+    "use_at_most",
     "use_of_pattern",
     "use_of_rings",
     "uses_of",

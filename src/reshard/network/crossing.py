@@ -9,7 +9,8 @@ The devices are a product of parts, one of each level of a network.
 With digits that lie within levels each, every question is then a product over levels, of whether the values that an
 element has in a level are in the part of it: `any` of the devices that hold it, or `all`.
 Sums of products over the digits of the tensor are contractions, so no element and no device is looked at.
-Elsewhere the tensor is divided into cells along all cuts of both ends, and devices are compared with cells.
+Elsewhere the tensor is divided into cells along all cuts of both ends, and cells are counted dim by dim
+(`dim_crossing.py`), or where they are few, or digits do not lie within levels, devices are compared with them.
 
 By hand, 4 elements on a line of 4, cut by it, that are wanted everywhere: the first two devices hold two elements and
 lack two; as many must leave them.
@@ -30,8 +31,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, reduce
-from itertools import chain, combinations
+from functools import cached_property, reduce
+from itertools import chain
 from math import lcm, prod
 from typing import Any, NamedTuple
 
@@ -43,17 +44,17 @@ from reshard.digits import NO_DIGITS, Digits, Positions
 from reshard.exchange import class_digits
 from reshard.exchange.pieces import ClassDigits
 from reshard.layout import Layout
+from reshard.network.dim_crossing import Members, crossing_by_dims, is_by_dims
 from reshard.network.networks import Network
 from reshard.network.numbers import device_digits, device_order
+from reshard.network.products import LetteredTable, contracted
 from reshard.refinement import Refinement, Role, Unreduced, refine
 from reshard.tiling import Tiling
 
-Members = Sequence[NDArray[np.bool_]]
-"""Per level, a row for each part of it: which values of its digit are in it."""
 Crossing = NDArray[Any]
 """Bytes that come in (first row) and leave (second), by the number of the part of each level."""
-
-
+FEW_INCIDENCES = 2**15
+"""Up to so many devices times cells these are compared as soon as dims are."""
 LITTLE = 1.1
 """How many times as large a tensor is that is a little larger, at the most."""
 
@@ -202,6 +203,10 @@ class Sides:
         cells = prod(max(1, len(cuts) - 1) for cuts in self.intervals) * self.classes.source.size
         return max(1, cells * (self.source.mesh.size + self.target.mesh.size))
 
+    def is_countable(self, network: Network, most: int) -> bool:
+        """Whether what crosses can be told: dim by dim, or by so many devices times cells at the most."""
+        return self.incidences <= most or is_by_dims((self.source, self.target), network)
+
     @cached_property
     def evened(self) -> Sides | None:
         """Those of the next larger tensor whose tiles are of one size; None where that is no little larger."""
@@ -300,14 +305,6 @@ def crossing_by_digits(sides: Sides, placed: Placed, members: Members) -> Crossi
     return np.array(crossing)
 
 
-class LetteredTable(NamedTuple):
-    """Which values of a level's digits are in its parts."""
-
-    values: NDArray[np.float64]
-    letters: list[int]
-    """Of its dims."""
-
-
 def _projected(
     table: NDArray[np.bool_],
     place: int,
@@ -337,73 +334,23 @@ def _summed(
     """The number of elements of which all factors hold, by the parts of levels, as `integers_for` says."""
     used = {letter for _, dims in factors for letter in dims}
     unasked = prod(size for role, size in sizes.items() if letters[role] not in used)
-    tables = [values for values, _ in factors]
-    lengths = tuple(
-        sorted({letter: n for values, dims in factors for letter, n in zip(dims, values.shape, strict=True)}.items())
-    )
-    for pair, alone, dims, kept in _pairs_to_join(tuple([tuple(dims) for _, dims in factors]), lengths, levels):
-        joined = [
-            tables[number].sum(axis=axes) if axes else tables[number] for number, axes in zip(pair, alone, strict=True)
-        ]
-        tables = [table for number, table in enumerate(tables) if number not in pair]
-        operands: list[Any] = [item for operand in zip(joined, dims, strict=True) for item in operand]
-        tables.append(np.einsum(*operands, kept))
-    return np.rint(tables[0]).astype(np.int64).astype(integers) * unasked
-
-
-class JoinedPair(NamedTuple):
-    """Two tables of a list, or the one that is left, and what they become, which comes last in the list then."""
-
-    numbers: tuple[int, ...]
-    alone: list[tuple[int, ...]]
-    """Per table the dims to sum up before, which nothing else has."""
-    dims: list[list[int]]
-    """Per table the letters of its other dims."""
-    kept: list[int]
-    """Those of the table that they become."""
-
-
-@lru_cache(1024)
-def _pairs_to_join(
-    factors: tuple[tuple[int, ...], ...], lengths: tuple[tuple[int, int], ...], levels: int
-) -> list[JoinedPair]:
-    """The order in which tables are multiplied and summed up to one by level: always the two that become smallest.
-
-    Args:
-        factors: per table the letters of its dims.
-        lengths: per letter.
-        levels: the number of letters that stay, the first.
-
-    By hand, tables by (0, 5) and by (1, 5) of what two levels have become one by (0, 1).
-
-    >>> [(pair.numbers, pair.kept) for pair in _pairs_to_join(((0, 5), (1, 5)), ((0, 3), (1, 4), (5, 2)), 2)]
-    [((0, 1), [0, 1])]
-    """
-    sizes, left, order = dict(lengths), list(factors), list[JoinedPair]()
-    while len(left) > 1 or left[0] != tuple(range(levels)):
-        joins = []
-        for numbers in combinations(range(len(left)), min(2, len(left))):
-            others = {letter for number, dims in enumerate(left) if number not in numbers for letter in dims}
-            own = {letter for number in numbers for letter in left[number]}
-            kept = sorted(letter for letter in own if letter < levels or letter in others)
-            joins.append((prod(sizes[letter] for letter in kept), prod(sizes[letter] for letter in own), numbers, kept))
-        *_, numbers, kept = min(joins)
-        pair = [left[number] for number in numbers]
-        shared = {*kept, *(letter for letter in pair[0] if letter in pair[-1] and len(pair) > 1)}
-        alone = [tuple([n for n, letter in enumerate(dims) if letter not in shared]) for dims in pair]
-        order.append(JoinedPair(numbers, alone, [[i for i in dims if i in shared] for dims in pair], kept))
-        left = [*(dims for number, dims in enumerate(left) if number not in numbers), tuple(kept)]
-    return order
+    total = contracted(factors, levels)
+    return np.rint(total).astype(np.int64).astype(integers) * unasked
 
 
 def crossing_by_boxes(sides: Sides, network: Network, members: Members) -> Crossing:
-    """The bytes that must cross, from what every device holds and needs of every cell.
+    """The bytes that must cross, from what is held and needed of every cell.
 
     Args:
         sides: the two ends.
         network: whose levels `members` divides.
         members: per level its parts.
     """
+    if sides.incidences > FEW_INCIDENCES:
+        integers = integers_for([sides])
+        elements = crossing_by_dims((sides.source, sides.target), sides.classes, integers, network, members)
+        if elements is not None:
+            return np.array(elements * sides.itemsize)
     chosen = np.indices([len(rows) for rows in members]).reshape(len(members), -1)
     inside = []
     for tiling in (sides.source, sides.target):

@@ -14,13 +14,20 @@ then meet at one device, 1 + 1/2 halves over each of its two links; those that c
 >>> torus = (Level(1, 4, "ring", 1.0, 1.0), Level(4, 4, "ring", 1.0, 1.0))
 >>> digit_loads(torus, Digits([Digit(4, 4), Digit(1, 4)]), (1, 0), ())
 Loads(carried=(0.75, 0.75), waits_s=0.0, hops_s=4.0, along=((), ()))
+
+Where pieces differ in size, how much each is follows from the variables too: dim by dim a table by those that cut it.
+By hand, 3 elements on 4 devices through one switch, wanted by all: of each of the first three the others take one.
+
+>>> switch, lengths = (Level(1, 4, "switch", 1.0, 1.0),), LetteredTable(np.array([1, 1, 1, 0]), [1])
+>>> digit_loads(switch, Digits([Digit(1, 4)]), (0,), (0,), [lengths])
+Loads(carried=(3.0,), waits_s=3.0, hops_s=0.0, along=((),))
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -28,10 +35,12 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reshard.digits import Digit, Digits, Positions, nest
 from reshard.mix import Floats
 from reshard.network.level import Level
+from reshard.network.products import LetteredTable, summed_by
 from reshard.network.traffic import (
     Loads,
     edges_of_pieces,
@@ -62,7 +71,11 @@ class LevelDigit(NamedTuple):
 
 
 def digit_loads(
-    levels: Sequence[Level], digits: Digits, determined_by: Sequence[int], gathered: Sequence[int]
+    levels: Sequence[Level],
+    digits: Digits,
+    determined_by: Sequence[int],
+    gathered: Sequence[int],
+    lengths: Sequence[LetteredTable] = (),
 ) -> Loads | None:
     """The loads of an exchange, in pieces; None where digits and levels do not nest, or a switch follows a torus.
 
@@ -71,8 +84,11 @@ def digit_loads(
         digits: of the device number, all of it.
         determined_by: per digit of the sender the digit of the receiver that it is.
         gathered: the digits of the sender that take all values in place of that one.
+        lengths: whose product is what each piece counts, one unless given; by digits of the receiver, numbered as
+            above, and those that are gathered, numbered after all these. The hops are those of pieces that are empty
+            too.
     """
-    begun = _begun(levels, digits, determined_by, gathered)
+    begun = _begun(levels, digits, determined_by, gathered, lengths)
     if begun is None:
         return None
     pieces, order = begun
@@ -117,8 +133,11 @@ def least_carried(
 
 def _places(
     levels: Sequence[Level], digits: Digits, determined_by: Sequence[int], gathered: Sequence[int]
-) -> list[LevelDigit] | None:
-    """The digits, split where levels begin, and whatever is one variable with a split one likewise."""
+) -> tuple[list[LevelDigit], list[int]] | None:
+    """The digits, split where levels begin, and whatever is one variable with a split one likewise.
+
+    Besides, per digit the variable of its first part, and last their number.
+    """
     strides, ends = [level.stride for level in levels], [level.stride * level.size for level in levels]
     ratios: list[set[int]] = []
     for low, size in digits:
@@ -144,7 +163,23 @@ def _places(
             if level < 0 or part.stride >= ends[level]:
                 return None
             places.append(LevelDigit(level, part, sender + number, first[i] + number))
-    return places
+    return places, first
+
+
+def _by_variables(
+    tables: Sequence[LetteredTable], places: Sequence[LevelDigit], first: Sequence[int]
+) -> list[LetteredTable]:
+    """Tables by digits as tables by the variables that these are split into, which `first` numbers as `_places`."""
+    sizes, digits = {place.receiver: place.digit.size for place in places}, len(first) - 1
+    by_variables = []
+    for values, letters in tables:
+        variables = [
+            (letter // digits * first[-1] + part, sizes[part])
+            for letter in letters
+            for part in range(first[letter % digits], first[letter % digits + 1])
+        ]
+        by_variables.append(LetteredTable(values.reshape([size for _, size in variables]), [v for v, _ in variables]))
+    return by_variables
 
 
 @dataclass
@@ -218,17 +253,24 @@ def _tied(along: set[int], reached: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 def _begun(
-    levels: Sequence[Level], digits: Digits, determined_by: Sequence[int], gathered: Sequence[int]
+    levels: Sequence[Level],
+    digits: Digits,
+    determined_by: Sequence[int],
+    gathered: Sequence[int],
+    lengths: Sequence[LetteredTable] = (),
 ) -> tuple[_Pieces, list[list[int]]] | None:
     """The pieces where they begin, and the levels that they pass, as `runs` says; None as `digit_loads`."""
-    places = _places(levels, digits, determined_by, gathered)
-    if places is None:
+    split = _places(levels, digits, determined_by, gathered)
+    if split is None:
         return None
+    places, first = split
     touched = {place.level for place in places if place.sender != place.receiver}
     order = [[number for number in run if number in touched] for run in runs(levels)]
     order = [run for run in order if run]
     if any(not levels[run[0]].is_switch for run in order[:-1]):
         return None
+    if lengths:
+        return _UnlikePieces(levels, places, _by_variables(lengths, places, first)), order
     return _Pieces(levels, places), order
 
 
@@ -312,9 +354,8 @@ class _Pieces:
             [same_as[place.receiver if place.level in before else place.sender] for place in elsewhere]
             for before in befores
         ]
-        tied = _tied(
-            {same_as[v] for place in own for v in (place.sender, place.receiver)}, list(zip(*reached, strict=True))
-        )
+        along = {same_as[v] for place in own for v in (place.sender, place.receiver)}
+        tied = _tied(along | self._telling(), list(zip(*reached, strict=True)))
         lines = Digits.of_sizes([elsewhere[where].digit.size for where in tied])
         starts, stops = self._strides_along(number)
         own_strides = {v: starts.get(v, 0) * level.size + stops.get(v, 0) for v in {**starts, **stops}}
@@ -324,11 +365,19 @@ class _Pieces:
             strides = own_strides.copy()
             for where, line in zip(tied, lines, strict=True):
                 strides[now[where]] = strides.get(now[where], 0) + line.stride * level.size**2
-            each = prod([self.size[v] for v in variables.difference(strides, now)]) * count / befores.total()
             pieces.append(Digits([Digit(stride, self.size[v]) for v, stride in strides.items()]).offsets())
-            amounts.append(np.full(len(pieces[-1]), each))
+            together = self._together(list(strides), variables.difference(strides, now))
+            amounts.append(np.broadcast_to(together * (count / befores.total()), len(pieces[-1])))
         passes = _passes(level, lines.size, np.concatenate(pieces), np.concatenate(amounts))
         return fullest_link(level, passes), links_along(level, passes)
+
+    def _telling(self) -> set[int]:
+        """The variables that say how large a piece is."""
+        return set()
+
+    def _together(self, kept: Sequence[int], others: Iterable[int]) -> Floats | int:
+        """How much the pieces are that agree in some variables, by their values, once others took all of theirs."""
+        return prod([self.size[variable] for variable in others])
 
     def farthest(self, run: Sequence[int]) -> float:
         """The latencies of all hops of the piece that goes farthest along a torus."""
@@ -348,3 +397,59 @@ class _Pieces:
             hops = hops_of(level, step).reshape(*[self.size[v] if v in apart else 1 for v in shared], -1).max(axis=-1)
             hops_s = hops_s + level.latency_s * hops
         return float(hops_s.max())
+
+
+class _UnlikePieces(_Pieces):
+    """The same where pieces differ in size."""
+
+    def __init__(self, levels: Sequence[Level], places: list[LevelDigit], lengths: Sequence[LetteredTable]) -> None:
+        super().__init__(levels, places)
+        self.lengths = lengths
+        """Of variables; their product is how much a piece is."""
+        moved = {v for place in places if place.sender != place.receiver for v in (place.sender, place.receiver)}
+        self.relevant = moved.union(*(letters for _, letters in lengths))
+        """The variables that say how large a piece is, or whether it goes anywhere."""
+        self.waits: list[Floats] = [np.zeros(1), np.zeros(1)]
+        """Of who sends, and of who receives, the latencies so far by the variables that are known."""
+
+    def on_switch(self, number: int) -> float:
+        before = [self._left(end.known) for end in self.ends]
+        for place in self.places:
+            if place.level == number:
+                a, b = self.same_as[place.sender], self.same_as[place.receiver]
+                self.same_as = {variable: b if other == a else other for variable, other in self.same_as.items()}
+        load = 0.0
+        for side, (end, (amounts, messages)) in enumerate(zip(self.ends, before, strict=True)):
+            still_amounts, still_messages = self._left(end.known)
+            load = max(load, float((amounts - still_amounts).max()))
+            self.waits[side] = self.waits[side] + (messages - still_messages) * self.levels[number].latency_s
+            end.longest = float(self.waits[side].max())
+        return load
+
+    def _left(self, known: set[int]) -> tuple[Floats, Floats]:
+        """What one device has still under way, and in how many messages, by the variables that are its place."""
+        place = sorted(known & self.relevant)
+        standing = {self.same_as[variable]: variable for variable in place}
+        others = {self.same_as[v] for v in self.size if v not in known}.difference(standing)
+        names = {v: v if v in known else standing.get(self.same_as[v], self.same_as[v]) for v in self.size}
+        agrees: NDArray[np.bool_] = np.ones((1,) * len(place), dtype=np.bool_)
+        for axis, variable in enumerate(place):
+            other = place.index(standing[self.same_as[variable]])
+            if other != axis:
+                agrees = agrees & np.eye(self.size[variable], dtype=np.bool_).reshape(
+                    [self.size[variable] if n in (axis, other) else 1 for n in range(len(place))]
+                )
+        amounts, messages = (summed_by(tables, names, place, others, self.size) * agrees for tables in self._counted())
+        return amounts, messages
+
+    def _counted(self) -> tuple[list[LetteredTable], list[LetteredTable]]:
+        """The tables as they are, and as those of what is not empty."""
+        filled = [LetteredTable((values > 0).astype(np.float64), letters) for values, letters in self.lengths]
+        return [LetteredTable(values.astype(np.float64), letters) for values, letters in self.lengths], filled
+
+    def _telling(self) -> set[int]:
+        return {self.same_as[variable] for _, letters in self.lengths for variable in letters}
+
+    def _together(self, kept: Sequence[int], others: Iterable[int]) -> Floats | int:
+        together = summed_by(self._counted()[0], self.same_as, kept, others, self.size)
+        return np.broadcast_to(together, [self.size[variable] for variable in kept]).ravel()

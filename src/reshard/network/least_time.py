@@ -48,13 +48,13 @@ from reshard.digits import Digits, Positions
 from reshard.errors import ReshardError
 from reshard.network.crossing import (
     Crossing,
-    Members,
     Placed,
     Sides,
     crossing_by_boxes,
     crossing_by_digits,
     integers_for,
 )
+from reshard.network.dim_crossing import Members, is_by_dims
 from reshard.network.level import Level
 from reshard.network.networks import Network, check_reach
 from reshard.problem import Reshard
@@ -75,6 +75,8 @@ SAME = 1e-9
 """Cuts that differ by no more than so much of them take the same."""
 FURTHER = 3
 """How many cuts are compared box by box besides the longest of a tensor a little larger."""
+FEW_BY_DIMS = 64
+"""So many cuts are always compared where they can be dim by dim."""
 MOST_BY_DIGITS, MOST_BY_BOXES = 4096, 2**28
 """Cuts that are compared in closed form; cuts times devices times cells that are, box by box."""
 
@@ -152,7 +154,7 @@ class _Digits(NamedTuple):
     @classmethod
     def of(cls, side: Sides, larger: Sides | None, network: Network) -> _Digits | None:
         """The digits of `larger`; None where it has none, or tiles are too many to compare a cut box by box."""
-        if larger is None or (larger is not side and side.incidences > MOST_BY_BOXES):
+        if larger is None or (larger is not side and not side.is_countable(network, MOST_BY_BOXES)):
             return None
         placed = larger.placed_on(network)
         return None if placed is None else cls(larger, placed)
@@ -203,6 +205,10 @@ def _best_common_cut(
     """The same of tensors of which some have digits; `lengths` are per level those of the runs that are tried."""
     incidences = sum(side.incidences for side, digits in zip(sides, known, strict=True) if digits is None)
     budget = min(MOST_BY_DIGITS, MOST_BY_BOXES // incidences) if incidences else MOST_BY_DIGITS
+    if all(
+        digits or is_by_dims((side.source, side.target), network) for side, digits in zip(sides, known, strict=True)
+    ):
+        budget = max(budget, FEW_BY_DIMS)
     if not budget:
         return None
     cut = _longest_cut(sides, known, network, _parts_of_levels(network, lengths, not incidences, budget, devices))
@@ -246,7 +252,7 @@ def _longest_cut(
             added = crossing_by_digits(digits.sides, digits.placed, parts.members)
             crossing = crossing + added
             evened += [] if digits.sides is side else [(side, added)]
-        few = all(side.incidences > MOST_BOTH_WAYS for side, _ in evened)
+        few = not all(side.is_countable(network, MOST_BOTH_WAYS) for side, _ in evened)
         chosen = _longest(crossing.astype(np.float64) / parts.bandwidth, 1 if few else 1 + FURTHER)
         exact = {place: _exact(place, crossing[place], evened, network, parts.members) for place in chosen}
     except ReshardError:  # tiles that are too many to list

@@ -32,7 +32,7 @@ import numpy as np
 
 from reshard.digits import Digit, Digits, Positions
 from reshard.errors import ReshardError
-from reshard.exchange.by_digits import senders_by_round
+from reshard.exchange.by_digits import DigitExchange, senders_by_round
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.network.digit_loads import digit_loads, least_carried
 from reshard.network.formulas import all_to_all, staged_all_gather
@@ -40,8 +40,10 @@ from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.numbers import device_digits
 from reshard.network.patterns import Pattern
+from reshard.network.products import LetteredTable
 from reshard.network.ring_loads import RingLoads
 from reshard.network.traffic import Loads, loads, runs
+from reshard.refinement import Cuts
 
 CACHED = 4096
 """Patterns of exchanges whose loads are kept."""
@@ -254,6 +256,46 @@ def piece_loads(
     if not len(senders):
         return Loads((0.0,) * len(network.levels), 0.0, 0.0)
     return loads(network.levels, _names(source, senders), _names(receivers, positions), np.ones(len(senders)))
+
+
+def unlike_piece_loads(exchange: DigitExchange, network: Network) -> Loads | None:
+    """The loads of an exchange whose pieces differ in size, in elements; None as `digit_loads`, or on other devices."""
+    numbered = _numbered(exchange.source.mesh, exchange.common.digits) if exchange.shares_devices else None
+    if numbered is None:
+        return None
+    lengths = _piece_lengths(exchange)
+    return digit_loads(network.levels, numbered, exchange.determined_by, exchange.gathered, lengths)
+
+
+def _piece_lengths(exchange: DigitExchange) -> list[LetteredTable]:
+    """Per dim how long pieces are there, by digits as `digit_loads` numbers them.
+
+    By hand, 5 rows on 4 devices, 2 each, of which all devices want every second half of the columns:
+
+    >>> from reshard.mesh import Mesh
+    >>> from reshard.exchange.by_digits import by_digits
+    >>> from reshard.sharding import Sharding
+    >>> from reshard.tiling import Tiling
+    >>> mesh = Mesh.of(x=2, y=4)
+    >>> ends = [Tiling.of(Sharding.of(mesh, *dims), (5, 6)) for dims in (("y", None), (None, "x"))]
+    >>> [(table.values.tolist(), table.letters) for table in _piece_lengths(by_digits(*ends))]
+    [([2, 2, 1, 0], [3]), (3, [])]
+    """
+    common, tables = exchange.common, list[LetteredTable]()
+    for dim, (length, size) in enumerate(zip(common.lengths, exchange.target.shape, strict=True)):
+        starts, letters = np.zeros((), dtype=np.int64), list[int]()
+        for i, digit in enumerate(common.digits):
+            cuts = [(len(common.digits) + i, common.source_roles[i])] if i in exchange.gathered else []
+            for letter, role in (*cuts, (i, common.target_roles[i])):
+                if isinstance(role, Cuts) and role.dim == dim:
+                    starts = np.add.outer(starts, np.arange(digit.size) * role.stride)
+                    letters.append(letter)
+        offsets = exchange.loose_offsets[dim]
+        lengths = np.sum([np.clip(size - starts - offset, 0, length) for offset in offsets], axis=0)
+        if lengths.min() == lengths.max():
+            lengths, letters = lengths.max(), []
+        tables.append(LetteredTable(np.asarray(lengths), letters))
+    return tables
 
 
 def _numbered(mesh: Mesh, digits: Digits) -> Digits | None:

@@ -84,3 +84,12 @@ def _seconds(plan: Plan) -> float:
 def is_small(reshard: Reshard) -> bool:
     """Whether latencies may decide more than bytes."""
     return prod(reshard.shape) * reshard.dtype.itemsize <= SMALL_BYTES
+
+
+FEW_DEVICES = 256
+"""Up to so many devices all ways are looked for, whatever the sizes of tiles."""
+
+
+def is_of_many(reshard: Reshard) -> bool:
+    """Whether devices are too many to look for all ways of tiles that differ in size, and for pieces one by one."""
+    return reshard.source.mesh.size > FEW_DEVICES

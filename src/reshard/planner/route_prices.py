@@ -27,8 +27,8 @@ from math import inf, sqrt
 from typing import NamedTuple
 
 from reshard.errors import ReshardError
-from reshard.network import Network, Use, check_reach, uses_of
-from reshard.planner.policy import is_small, shrinks_between
+from reshard.network import Network, Use, check_reach, listed_pieces, use_at_most, uses_of
+from reshard.planner.policy import is_of_many, is_small, shrinks_between
 from reshard.planner.step_prices import AlongRing, StepPrices
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
@@ -38,6 +38,8 @@ from reshard.steps import Chain, Route, Step, chain_through, shortest_chain, ste
 
 TIE = 1e-12
 """Routes whose times differ by less are compared by what they receive."""
+MOST_PIECES = 2**16
+"""On many devices ways are left out with more pieces to look at one by one."""
 MANY = 3
 """From so many plans on that need not be made it is worth telling whether one moves as little as any."""
 
@@ -151,7 +153,7 @@ class RoutePrices:
         """
         legs = self._legs(route, parts)
         if legs is None:
-            return uses_of(self.chain(route), self.network, parts)
+            return uses_or_most(self.chain(route), self.network, parts)
         return [use for _, use in legs]
 
     def least_seconds_in_parts(self, way: TimedRoute) -> float:
@@ -188,7 +190,7 @@ class RoutePrices:
         legs = self._legs(route)
         if legs is None:
             chain = self.chain(route)
-            uses = uses_of(chain, self.network)
+            uses = uses_or_most(chain, self.network)
             between = tuple(step.reshard.tilings[1].largest_tile for step in chain[:-1])
         else:
             uses, between = [use for _, use in legs], tuple(elements for elements, _ in legs[:-1])
@@ -215,7 +217,7 @@ class RoutePrices:
             if source.unreduced:
                 chain = shortest_chain(replace(self.reshard, source=source, target=target), near)
                 sizes = [step.reshard.tilings[1].largest_tile for step in chain]
-                legs += zip(sizes, uses_of(chain, self.network, parts), strict=True)
+                legs += zip(sizes, uses_or_most(chain, self.network, parts), strict=True)
                 continue
             before, after = self.of_steps.roles_of(source), self.of_steps.roles_of(target)
             if before is None or after is None:
@@ -265,7 +267,23 @@ class RoutePrices:
             ReshardError: as `timed`.
         """
         chain = chain_through(Reshard(self.ends[0], middle, self.reshard.shape, self.reshard.dtype))
-        return sum(use.seconds for use in uses_of(chain, self.network))
+        return sum(use.seconds for use in uses_or_most(chain, self.network))
+
+
+def uses_or_most(chain: Chain, network: Network, parts: int = 1) -> list[Use]:
+    """What one of so many parts takes in each step; on many devices more where pieces are too many to look at.
+
+    Raises:
+        ReshardError: as `uses_of`.
+    """
+    if has_too_many_pieces(chain):
+        return [use_at_most(step, network) for step in chain]
+    return uses_of(chain, network, parts)
+
+
+def has_too_many_pieces(steps: Sequence[Step], most: int = MOST_PIECES) -> bool:
+    """Whether devices are many and pieces that must be looked at one by one are more than those of one way of many."""
+    return bool(steps) and is_of_many(steps[0].reshard) and listed_pieces(steps) > most
 
 
 def timed_routes(prices: RoutePrices, routes: Iterable[Route]) -> list[TimedRoute]:

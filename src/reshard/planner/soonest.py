@@ -17,15 +17,15 @@ Before that come plans by way of an end that is cut further (`joined`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
+from typing import NamedTuple
 
 from reshard.errors import ReshardError
 from reshard.network import Network, least_seconds
-from reshard.network.pricing import uses_of
 from reshard.planner import better_legs
 from reshard.planner.candidates import at_once, candidates
 from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes, whole_steps
@@ -37,8 +37,16 @@ from reshard.planner.middles import worth_trying
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
-from reshard.planner.policy import best_plan, is_small, may_grow, shrinks_first
-from reshard.planner.route_prices import TIE, RoutePrices, TimedRoute, fastest, timed_routes
+from reshard.planner.policy import best_plan, is_of_many, is_small, may_grow, shrinks_first
+from reshard.planner.route_prices import (
+    TIE,
+    RoutePrices,
+    TimedRoute,
+    fastest,
+    has_too_many_pieces,
+    timed_routes,
+    uses_or_most,
+)
 from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.refinement import refine
@@ -60,27 +68,41 @@ HOPELESS_UNEVEN = 1.7
 """The same where partial values have uneven tiles, of whose middles a rough price says little."""
 COMBINED = 2
 """How many ways to combine values are tried with all ways to move them then."""
+MOST_AT_LAST = 2**18
+"""How many pieces are looked at one by one of the few ways that larger tensors go."""
 OWN = 4
 """How many ways of a larger tensor are tried in the blocks of a smaller one."""
 CACHED_PLANS = 1024
 """Plans that are kept; the one that was used longest ago makes room."""
 
 
+Searched = tuple[Plan, Sequence[TimedRoute]]
+"""A plan, and the ways between its ends that are known."""
+
+
 @lru_cache(CACHED_PLANS)
 def fastest_plan(reshard: Reshard, network: Network, options: Options) -> Plan:
     """The plan that takes least on a network, its steps overlapped, its legs as good as any, in shares."""
-    best, timed = _fastest_between(reshard, network, options)
-    best = _gathered_partial(_by_middles(_by_finer_ends(best, timed), timed), timed)
-    is_as_good = not _is_even(reshard) or not _is_far_from_least(best, RoutePrices.of(reshard, network))
-    return best if is_as_good else _by_larger_tensors(best)
+
+    def searched() -> Searched:
+        best, timed = _fastest_between(reshard, network, options)
+        best = _gathered_partial(_by_middles(_by_finer_ends(best, timed), timed), timed)
+        is_as_good = not _is_even(reshard) or not _is_far_from_least(best, RoutePrices.of(reshard, network))
+        return best if is_as_good else _by_larger_tensors(best), timed
+
+    return _or_searched(_as_larger_tensors(reshard, network, options, fastest_plan), searched)[0]
 
 
 @lru_cache(CACHED_PLANS)
-def _fastest_between(reshard: Reshard, network: Network, options: Options) -> tuple[Plan, Sequence[TimedRoute]]:
+def _fastest_between(reshard: Reshard, network: Network, options: Options) -> Searched:
     """The same of ways that are not made of two plans, and the ways between these ends that are known."""
-    known, timed = _fastest_of_candidates(reshard, network, options)
-    best = _by_further_ways(known, timed)
-    return best if _is_even(reshard) else _by_larger_tensors(best), timed
+
+    def searched() -> Searched:
+        known, timed = _fastest_of_candidates(reshard, network, options)
+        best = _by_further_ways(known, timed)
+        return best if _is_even(reshard) else _by_larger_tensors(best), timed
+
+    return _or_searched(_as_larger_tensors(reshard, network, options, _fastest_whole), searched)
 
 
 def _fastest_leg(reshard: Reshard, network: Network, options: Options, *, by_middles: bool = False) -> Plan:
@@ -103,6 +125,52 @@ def _gathered_partial(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
 def _is_even(reshard: Reshard) -> bool:
     """Whether all tiles of an end are as large."""
     return all(tiling.is_even() for tiling in reshard.tilings)
+
+
+class _ByLarger(NamedTuple):
+    """What is known of the ways of larger tensors, and of one step."""
+
+    plan: Plan | None
+    """The soonest; None where they were not looked for, or have too many pieces."""
+    is_near: bool = False
+    """Whether it takes about as long as the larger tensors."""
+
+
+def _or_searched(by_larger: _ByLarger, search: Callable[[], Searched]) -> Searched:
+    """What the ways of larger tensors are, where these are near; else the sooner of these and what is searched for."""
+    known = by_larger.plan
+    if known is not None and by_larger.is_near:
+        return known, []
+    try:
+        best, timed = search()
+    except ReshardError:  # no way has few pieces
+        if known is None:
+            raise
+        return known, []
+    return best if known is None else best_plan([known, best]), timed
+
+
+def _fastest_whole(reshard: Reshard, network: Network, options: Options) -> Plan:
+    return _fastest_between(reshard, network, options)[0]
+
+
+def _as_larger_tensors(
+    reshard: Reshard, network: Network, options: Options, plan_of: Callable[[Reshard, Network, Options], Plan]
+) -> _ByLarger:
+    """Of tiles that differ in size, on many devices, the soonest of one step and the ways that larger tensors go."""
+    if not is_of_many(reshard) or _is_even(reshard):
+        return _ByLarger(None)
+    ways = list[Plan]()
+    steps = Route().chain(reshard)
+    if not has_too_many_pieces(steps, MOST_AT_LAST):
+        ways.append(Plan(reshard, steps, options))
+    twins = [plan_of(replace(reshard, shape=larger), network, options) for larger in evened_shapes(reshard)]
+    ways += [plan for twin in twins for plan in _ended_inside(reshard, twin)]
+    if not twins or not ways:
+        return _ByLarger(best_plan(ways) if ways else None)
+    best = best_plan(ways)
+    best = best_plan([best, *_in_own_blocks(best, map(_timed_as, twins))])
+    return _ByLarger(best, (best.seconds or 0.0) <= NEAR * min(twin.seconds or 0.0 for twin in twins))
 
 
 def _by_larger_tensors(best: Plan) -> Plan:
@@ -315,7 +383,7 @@ def _moved_by_themselves(
     for middle in distinct if soonest else dict.fromkeys(places):
         rest_s = RoutePrices.of(replace(reshard, source=middle), network).least_seconds(1)
         made = [first.chain(replace(reshard, target=middle)) for first in leading[middle]]
-        timed_chains = [(rest_s + sum(use.seconds for use in uses_of(chain, network)), chain) for chain in made]
+        timed_chains = [(rest_s + sum(use.seconds for use in uses_or_most(chain, network)), chain) for chain in made]
         kept = [(seconds, chain) for seconds, chain in timed_chains if seconds < limit_s or not is_small(reshard)]
         if kept:
             chains[middle], least_s[middle] = [chain for _, chain in kept], min(seconds for seconds, _ in kept)
@@ -335,6 +403,8 @@ def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
     for variant in dict.fromkeys([tuple(chains), tuple(map(combined_apart, chains))]) if chains else ():
         with suppress(ReshardError):  # what cannot be made is none
             ended = [chain_ended_inside(reshard, larger.shape, steps) for steps in variant]
+            if any(has_too_many_pieces(steps, MOST_AT_LAST) for steps in ended):
+                continue
             beside = tuple(Share(steps, share.parts) for steps, share in zip(ended[1:], larger.beside, strict=False))
             whole = whole_steps(reshard, larger.shape, ended[0]) if larger.parts > 1 else (0, 0)
             yield Plan(reshard, ended[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
@@ -352,7 +422,10 @@ def _in_own_blocks(best: Plan, ways: Iterable[TimedRoute]) -> Iterator[Plan]:
     for way in sorted(own, key=lambda way: way.seconds)[:OWN]:
         if way.seconds < limit_s:
             with suppress(ReshardError):  # what cannot be made is none
-                plan = Plan(best.reshard, Route(way.route.middles, way.route.near).chain(best.reshard), best.options)
+                steps = Route(way.route.middles, way.route.near).chain(best.reshard)
+                if has_too_many_pieces(steps):
+                    continue
+                plan = Plan(best.reshard, steps, best.options)
                 if shrinks_first(plan):
                     limit_s = min(limit_s, plan.seconds or 0.0)
                     yield plan
@@ -396,6 +469,8 @@ def _best_of(
     plans = [] if known is None else [known]
     if least <= known_s * (1 + TIE):
         plans += fastest(timed, prices, options)
+    if not plans:
+        raise ReshardError("too-large", f"no way is known for {prices.reshard} whose pieces can be listed")
     if prices.least_seconds_of_parts() >= min(least, known_s):
         return best_plan(plans)
     best = best_plan([*plans, *_in_parts(timed, prices, options, known_s)])
