@@ -240,7 +240,8 @@ def use_at_most(step: Step, network: Network) -> Use:
     latency_s = sum(level.latency_s * (1 if level.is_switch else level.size) for level in network.levels)
     slowest = min(level.bandwidth for level in network.levels)
     seconds = step.total_received_bytes / slowest + listed_pieces([step]) * latency_s
-    return Use(seconds + network.launch_s * len(step.moves), (seconds,) * network.places + (network.launch_s,))
+    whole_s = seconds + network.launch_s * len(step.moves)
+    return Use(whole_s, (seconds,) * network.places + (network.launch_s,), whole_s)
 
 
 def exchange_seconds(exchange: Exchange, itemsize: float, network: Network) -> float:

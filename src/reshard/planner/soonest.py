@@ -17,33 +17,40 @@ Before that come plans by way of an end that is cut further (`joined`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from math import inf
-from typing import NamedTuple
 
 from reshard.errors import ReshardError
 from reshard.network import Network, least_seconds
 from reshard.planner import better_legs
 from reshard.planner.candidates import at_once, candidates
-from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes, whole_steps
+from reshard.planner.evened import evened_shapes
 from reshard.planner.fewer_messages import few_hosts, gathered_partial, in_fewer_messages, sliced_first
 from reshard.planner.gathered_last import gathered_last
 from reshard.planner.joined import finer, going_on, joined
+from reshard.planner.larger_tensors import (
+    Searched,
+    as_larger_tensors,
+    ended_inside,
+    in_own_blocks,
+    is_even,
+    or_searched,
+    timed_as,
+)
 from reshard.planner.likeness import unlike
 from reshard.planner.middles import worth_trying
 from reshard.planner.mixes import with_shares
 from reshard.planner.number_of_parts import WORTH, overlapped
 from reshard.planner.placed_anew import FAR, MIXED, parts_a_ring, placed_anew
-from reshard.planner.policy import best_plan, is_of_many, is_small, may_grow, shrinks_first
+from reshard.planner.policy import best_plan, is_small, may_grow
 from reshard.planner.route_prices import (
     TIE,
     RoutePrices,
     TimedRoute,
     fastest,
-    has_too_many_pieces,
     timed_routes,
     uses_or_most,
 )
@@ -51,7 +58,7 @@ from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.refinement import refine
 from reshard.sharding import Sharding
-from reshard.steps import Chain, Route, Share
+from reshard.steps import Chain, Route
 from reshard.tiling import Tiling
 
 NEAR = 1.1
@@ -68,16 +75,8 @@ HOPELESS_UNEVEN = 1.7
 """The same where partial values have uneven tiles, of whose middles a rough price says little."""
 COMBINED = 2
 """How many ways to combine values are tried with all ways to move them then."""
-MOST_AT_LAST = 2**18
-"""How many pieces are looked at one by one of the few ways that larger tensors go."""
-OWN = 4
-"""How many ways of a larger tensor are tried in the blocks of a smaller one."""
 CACHED_PLANS = 1024
 """Plans that are kept; the one that was used longest ago makes room."""
-
-
-Searched = tuple[Plan, Sequence[TimedRoute]]
-"""A plan, and the ways between its ends that are known."""
 
 
 @lru_cache(CACHED_PLANS)
@@ -87,10 +86,10 @@ def fastest_plan(reshard: Reshard, network: Network, options: Options) -> Plan:
     def searched() -> Searched:
         best, timed = _fastest_between(reshard, network, options)
         best = _gathered_partial(_by_middles(_by_finer_ends(best, timed), timed), timed)
-        is_as_good = not _is_even(reshard) or not _is_far_from_least(best, RoutePrices.of(reshard, network))
+        is_as_good = not is_even(reshard) or not _is_far_from_least(best, RoutePrices.of(reshard, network))
         return best if is_as_good else _by_larger_tensors(best), timed
 
-    return _or_searched(_as_larger_tensors(reshard, network, options, fastest_plan), searched)[0]
+    return or_searched(as_larger_tensors(reshard, network, options, fastest_plan), searched)[0]
 
 
 @lru_cache(CACHED_PLANS)
@@ -100,9 +99,9 @@ def _fastest_between(reshard: Reshard, network: Network, options: Options) -> Se
     def searched() -> Searched:
         known, timed = _fastest_of_candidates(reshard, network, options)
         best = _by_further_ways(known, timed)
-        return best if _is_even(reshard) else _by_larger_tensors(best), timed
+        return best if is_even(reshard) else _by_larger_tensors(best), timed
 
-    return _or_searched(_as_larger_tensors(reshard, network, options, _fastest_whole), searched)
+    return or_searched(as_larger_tensors(reshard, network, options, _fastest_whole), searched)
 
 
 def _fastest_leg(reshard: Reshard, network: Network, options: Options, *, by_middles: bool = False) -> Plan:
@@ -122,55 +121,8 @@ def _gathered_partial(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     return _sooner(gathered_partial(prices), best, timed, prices)
 
 
-def _is_even(reshard: Reshard) -> bool:
-    """Whether all tiles of an end are as large."""
-    return all(tiling.is_even() for tiling in reshard.tilings)
-
-
-class _ByLarger(NamedTuple):
-    """What is known of the ways of larger tensors, and of one step."""
-
-    plan: Plan | None
-    """The soonest; None where they were not looked for, or have too many pieces."""
-    is_near: bool = False
-    """Whether it takes about as long as the larger tensors."""
-
-
-def _or_searched(by_larger: _ByLarger, search: Callable[[], Searched]) -> Searched:
-    """What the ways of larger tensors are, where these are near; else the sooner of these and what is searched for."""
-    known = by_larger.plan
-    if known is not None and by_larger.is_near:
-        return known, []
-    try:
-        best, timed = search()
-    except ReshardError:  # no way has few pieces
-        if known is None:
-            raise
-        return known, []
-    return best if known is None else best_plan([known, best]), timed
-
-
 def _fastest_whole(reshard: Reshard, network: Network, options: Options) -> Plan:
     return _fastest_between(reshard, network, options)[0]
-
-
-def _as_larger_tensors(
-    reshard: Reshard, network: Network, options: Options, plan_of: Callable[[Reshard, Network, Options], Plan]
-) -> _ByLarger:
-    """Of tiles that differ in size, on many devices, the soonest of one step and the ways that larger tensors go."""
-    if not is_of_many(reshard) or _is_even(reshard):
-        return _ByLarger(None)
-    ways = list[Plan]()
-    steps = Route().chain(reshard)
-    if not has_too_many_pieces(steps, MOST_AT_LAST):
-        ways.append(Plan(reshard, steps, options))
-    twins = [plan_of(replace(reshard, shape=larger), network, options) for larger in evened_shapes(reshard)]
-    ways += [plan for twin in twins for plan in _ended_inside(reshard, twin)]
-    if not twins or not ways:
-        return _ByLarger(best_plan(ways) if ways else None)
-    best = best_plan(ways)
-    best = best_plan([best, *_in_own_blocks(best, map(_timed_as, twins))])
-    return _ByLarger(best, (best.seconds or 0.0) <= NEAR * min(twin.seconds or 0.0 for twin in twins))
 
 
 def _by_larger_tensors(best: Plan) -> Plan:
@@ -183,8 +135,8 @@ def _by_larger_tensors(best: Plan) -> Plan:
         further = _by_further_ways(twin, ways)
         twins = dict.fromkeys([twin, further, _by_finer_ends(further, ways)])
         for way in twins:  # what ends inside it decides
-            best = best_plan([best, *_ended_inside(reshard, way)])
-        best = best_plan([best, *_in_own_blocks(best, [*map(_timed_as, twins), *ways])])
+            best = best_plan([best, *ended_inside(reshard, way)])
+        best = best_plan([best, *in_own_blocks(best, [*map(timed_as, twins), *ways])])
     return best
 
 
@@ -198,7 +150,7 @@ def _by_finer_ends(best: Plan, timed: Sequence[TimedRoute]) -> Plan:
     if network is None or not best.seconds or reshard.target.unreduced:
         return best
     is_seldom_sooner = reshard.source.unreduced or all(level.is_switch for level in network.levels)
-    if _is_even(reshard) and (is_seldom_sooner or is_small(reshard)):
+    if is_even(reshard) and (is_seldom_sooner or is_small(reshard)):
         return best
     if not is_small(reshard) and best.seconds <= NEAR * (best.lower_bound_seconds or 0.0):
         return best
@@ -341,7 +293,7 @@ def _is_far_from_least(plan: Plan, prices: RoutePrices) -> bool:
 def _is_hopeless(plan: Plan) -> bool:
     """Whether a large tensor takes so many times the least that its ways can hardly be the right ones."""
     reshard = plan.reshard
-    times = HOPELESS_UNEVEN if reshard.source.unreduced and not _is_even(reshard) else HOPELESS
+    times = HOPELESS_UNEVEN if reshard.source.unreduced and not is_even(reshard) else HOPELESS
     return not is_small(reshard) and (plan.seconds or 0.0) > times * (plan.lower_bound_seconds or 0.0)
 
 
@@ -395,46 +347,6 @@ def _moved_by_themselves(
         if middle in chains:
             routes += going_on(chains[middle], fastest_plan(replace(reshard, source=middle), network, options))
     return routes
-
-
-def _ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
-    """The plan of a larger tensor, for one that ends inside it: as it is, and with what it combines combined apart."""
-    chains = [share.steps for share in larger.shares if share.steps]
-    for variant in dict.fromkeys([tuple(chains), tuple(map(combined_apart, chains))]) if chains else ():
-        with suppress(ReshardError):  # what cannot be made is none
-            ended = [chain_ended_inside(reshard, larger.shape, steps) for steps in variant]
-            if any(has_too_many_pieces(steps, MOST_AT_LAST) for steps in ended):
-                continue
-            beside = tuple(Share(steps, share.parts) for steps, share in zip(ended[1:], larger.beside, strict=False))
-            whole = whole_steps(reshard, larger.shape, ended[0]) if larger.parts > 1 else (0, 0)
-            yield Plan(reshard, ended[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
-
-
-def _in_own_blocks(best: Plan, ways: Iterable[TimedRoute]) -> Iterator[Plan]:
-    """The plans through the shardings that ways of a larger tensor pass, those first that take that one least.
-
-    Args:
-        best: the plan to beat.
-        ways: of the larger tensor.
-    """
-    limit_s = best.seconds or 0.0
-    own = [way for way in ways if way.route.middles and not any(middle.is_woven for middle in way.route.middles)]
-    for way in sorted(own, key=lambda way: way.seconds)[:OWN]:
-        if way.seconds < limit_s:
-            with suppress(ReshardError):  # what cannot be made is none
-                steps = Route(way.route.middles, way.route.near).chain(best.reshard)
-                if has_too_many_pieces(steps):
-                    continue
-                plan = Plan(best.reshard, steps, best.options)
-                if shrinks_first(plan):
-                    limit_s = min(limit_s, plan.seconds or 0.0)
-                    yield plan
-
-
-def _timed_as(plan: Plan) -> TimedRoute:
-    """The way of a plan's first share, with what the plan takes."""
-    middles = tuple([step.after for step in plan.steps[:-1]])
-    return TimedRoute(Route(middles, max((step.near for step in plan.steps), default=0)), plan.seconds or 0.0, (), ())
 
 
 def cache_clear() -> None:
