@@ -353,7 +353,7 @@ def moved(plan: Plan, device: Device, tile: Any) -> Any:
     if not plan.steps:  # tiles of no elements may still differ in shape
         return lax.reshape(tile, plan.target.local_shape(plan.shape))
     if tile.dtype == np.bool_:  # which JAX has no maximum over devices for
-        return run_alone(on_device(plan, device, tile.astype(np.uint8)), device.names).astype(np.bool_)
+        return run_alone(on_device(plan, device, tile.astype(np.uint8)), device).astype(np.bool_)
     if jnp.issubdtype(tile.dtype, np.inexact) and _is_extreme(plan):
         return _extreme(plan, device.names)(tile)
     return moved_together([plan], device, [tile])[0]
@@ -372,7 +372,7 @@ def moved_together(plans: Sequence[Plan], device: Device, tiles: Sequence[Any]) 
 
 def _moved_alike(plans: Sequence[Plan], device: Device, tiles: Sequence[Any]) -> list[Any]:
     runs = [on_device(plan, device, tile) for plan, tile in zip(plans, tiles, strict=True)]
-    return run_together(runs, device.names)
+    return run_together(runs, device)
 
 
 @lru_cache(MOST_KNOWN)

@@ -232,7 +232,7 @@ class _RoundLoop(NamedTuple):
         )
         devices = len(self.cuts[0].table)
         receives = device.row_of(np.stack([round_.receives(devices) for round_ in self.rounds], 1))
-        sends = [lambda box, sent=round_.sent: run_alone(sent(box), device.names) for round_ in self.rounds]
+        sends = [lambda box, sent=round_.sent: run_alone(sent(box), device) for round_ in self.rounds]
 
         def after(number: Any, whole: jax.Array) -> jax.Array:
             box = lax.dynamic_slice(tile, of_device(cut, number), self.rounds[0].shape, allow_negative_indices=False)
