@@ -3,8 +3,8 @@
 All devices run one program, and what differs among them stands in tables of a row per device.
 
 A compiler makes a kernel of every number that it knows, and one of all that are looked up, each in a table of its own.
-On CPUs a kernel takes longer to compile than many do to run, so there the parts of a tile that are sent apart are cut
-at places that are looked up, though all devices cut alike.
+On CPUs a kernel takes longer to compile than many do to run, so there the parts of a tile that are sent apart, and the
+elements that are picked of one value, are cut at places that are looked up, though all devices cut alike.
 
 By hand, a row of 6 in parts of 2, cut by one kernel: what it reads of the row begins at 0, 2 and 4, as tables say.
 
