@@ -10,6 +10,13 @@ Where it is not installed, nothing is measured.
 | reshard | `to_jax(trace(step).propagate())`, of the step with its inputs' and its outputs' shardings alone |
 | seconds | the same, placed for a network: about what devices of a CPU with four cores do, all eight at once |
 
+**From the function to the compiled program** is the median of a few cold compiles, all ways in turn, in one process.
+Before all of them each way compiles a small model that is none of those measured, for what a process does once, as to
+import modules and to build tables, is no part of any program.
+Before each of them what JAX and this library know of earlier programs is let go of: traces, compiled programs, plans,
+rules of operations, and all else that either keeps by what it was asked; so none finds anything of the one before it.
+It is a clock that is read, on as many cores as compilers find.
+
 Bytes of plain `jit` are read most favourably: an all-reduce of which a device then takes only its part would be a
 reduce-scatter on other devices than CPUs, and counts as one, as `reshard inspect` judges it.
 Rows say too what it were if every all-reduce counted so, those too whose sums a device needs whole.
@@ -17,6 +24,7 @@ Rows say too what it were if every all-reduce counted so, those too whose sums a
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -28,6 +36,7 @@ import time
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,8 +45,12 @@ from bench.resharding_jax import measured
 from bench.timing import Row, seconds
 
 PACKAGE = "tunix"
+CACHE = type(lru_cache(len))
+"""Of functions whose results are kept."""
 DEVICES = 8
 TIMEOUT_S = 1800
+COMPILES, COMPILING_S = 3, 30
+"""How often each way compiles a model, at most; after so many seconds not once more."""
 BLOCKS, CALLS = 15, 2
 """Blocks of each way, shuffled in pairs, and timed calls in each; one call before all is not counted."""
 SIZES: dict[str, Any] = {
@@ -71,6 +84,8 @@ CASES = {
     "rematerialised": Case("llama3", "Llama3", {"fsdp": 2, "tp": 4}, remat="BLOCK"),
     "decode": Case("qwen3", "Qwen3", {"fsdp": 2, "tp": 4}, decodes=True),
 }
+SMALL = Case("llama3", "Llama3", {"fsdp": 4, "tp": 2}, (("num_layers", 1),), decodes=True)
+"""What is compiled before all others."""
 OURS = {"reshard": "", "devices": ", as these devices compute", "seconds": ", in seconds"}
 """How rows name the ways that are held against plain `jit`: 2,000 operations weigh as much as a byte, as is so of
 accelerators, or as many as one of `SPEEDS` does in the time of a byte of `LINK`, or seconds count."""
@@ -159,8 +174,9 @@ def problem(case: Case, mesh: Any) -> tuple[Any, Problem]:
 
     module = module_of_package(case.module)
     model_class, config_class = getattr(module, case.name), module.ModelConfig
+    sizes = SIZES | dict(case.sizes)
     config = config_class(
-        **SIZES | dict(case.sizes),
+        **sizes,
         remat_config=module.RematConfig[case.remat],
         shd_config=module.ShardingConfig.get_default_sharding(is_sampling=case.decodes),
     )
@@ -178,18 +194,18 @@ def problem(case: Case, mesh: Any) -> tuple[Any, Problem]:
 
     batch = 4 * case.axes["fsdp"]
     if case.decodes:
-        shape = (batch, SEQUENCE, SIZES["num_kv_heads"], SIZES["head_dim"])
+        shape = (batch, SEQUENCE, sizes["num_kv_heads"], sizes["head_dim"])
         layer = {"k": jax.ShapeDtypeStruct(shape, jnp.float32), "v": jax.ShapeDtypeStruct(shape, jnp.float32)}
         layer["end_index"] = jax.ShapeDtypeStruct((batch,), jnp.int32)
         of_layer = {"k": on("fsdp", None, "tp"), "v": on("fsdp", None, "tp"), "end_index": on(None)}
-        cache, cache_in = ({f"layer_{n}": each for n in range(SIZES["num_layers"])} for each in (layer, of_layer))
+        cache, cache_in = ({f"layer_{n}": each for n in range(sizes["num_layers"])} for each in (layer, of_layer))
 
         def decode(weights: Any, cache: Any, tokens: Any, at: Any) -> Any:
             mask = jnp.broadcast_to(jnp.arange(SEQUENCE) <= at[:, None, None], (batch, 1, SEQUENCE))
             logits, cache = apply(weights, tokens, at[:, None], cache, mask)
             return logits[:, -1].argmax(-1), cache
 
-        tokens, at = (jax.ShapeDtypeStruct(sizes, jnp.int32) for sizes in ((batch, 1), (batch,)))
+        tokens, at = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((batch, 1), (batch,)))
         ins = weights_in, cache_in, on("fsdp", None), on("fsdp")
         return module, Problem(decode, (weights, cache, tokens, at), ins, (on("fsdp"), cache_in), (1,))
     adam = optax.adamw(1e-3)
@@ -223,8 +239,19 @@ def network(case: Case) -> Any:
     return Network.of(rs.Mesh.of(device=prod(case.axes.values())), {"device": LINK}, **SPEEDS)
 
 
+def forget() -> None:
+    """Let go of what JAX and this library know of earlier programs."""
+    import jax  # noqa: PLC0415
+
+    jax.clear_caches()
+    for kept in gc.get_objects():
+        if isinstance(kept, CACHE) and str(kept.__module__).startswith("reshard."):
+            kept.cache_clear()
+    gc.collect()
+
+
 def compiled(case: Case, way: str, mesh: Any) -> tuple[Any, Problem, dict[str, float]]:
-    """The program of a way, and what its making took and showed."""
+    """The program of a way, made anew, and what its making took and showed."""
     import jax  # noqa: PLC0415
 
     import reshard as rs  # noqa: PLC0415
@@ -234,6 +261,7 @@ def compiled(case: Case, way: str, mesh: Any) -> tuple[Any, Problem, dict[str, f
     module.shard = constrain if way == "jax" else lambda x, _: x
     figures: dict[str, float] = {}
     trace, to_jax = rs.jax.trace, rs.jax.to_jax  # loaded before, as JAX is
+    forget()
     start = time.perf_counter()
     function = given.step
     if way != "jax":
@@ -249,6 +277,26 @@ def compiled(case: Case, way: str, mesh: Any) -> tuple[Any, Problem, dict[str, f
     program = lowered.compile()
     figures["compile"] = time.perf_counter() - start
     return program, given, figures
+
+
+def compiles(case: Case) -> dict[str, tuple[Any, Problem, dict[str, float]]]:
+    """Per way the program of a case, with the medians of what its making took, the ways in turn."""
+    import jax  # noqa: PLC0415
+    import numpy as np  # noqa: PLC0415
+
+    devices = np.array(jax.devices())
+    small, mesh = (
+        jax.sharding.Mesh(devices.reshape(tuple(each.axes.values())), tuple(each.axes)) for each in (SMALL, case)
+    )
+    for way in WAYS:
+        compiled(SMALL, way, small)
+    rounds, start = list[dict[str, tuple[Any, Problem, dict[str, float]]]](), time.perf_counter()
+    while not rounds or (len(rounds) < COMPILES and time.perf_counter() - start < COMPILING_S):
+        rounds.append({way: compiled(case, way, mesh) for way in WAYS})
+    return {
+        way: (program, given, {key: statistics.median(each[way][2][key] for each in rounds) for key in figures})
+        for way, (program, given, figures) in rounds[-1].items()
+    }
 
 
 KIND = re.compile(r" (all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)(?:-start)?\(")
@@ -303,11 +351,9 @@ def figures_of(name: str) -> dict[str, Any]:
     import jax  # noqa: PLC0415
     import numpy as np  # noqa: PLC0415
 
-    case = CASES[name]
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(tuple(case.axes.values())), tuple(case.axes))
-    programs, result, arguments = {}, {}, None
-    for way in WAYS:
-        programs[way], given, result[way] = compiled(case, way, mesh)
+    programs, result = {}, {}
+    for way, (program, given, figures) in compiles(CASES[name]).items():
+        programs[way], result[way] = program, dict[str, Any](figures)
         arguments = drawn(given)
         memory = programs[way].memory_analysis()
         text = programs[way].as_text()
@@ -315,7 +361,6 @@ def figures_of(name: str) -> dict[str, Any]:
         result[way] |= {"bytes": received.judged if way == "jax" else received.as_it_is, "halved": received.halved}
         result[way] |= {"collectives": sum(kinds.values()), "kinds": kinds}
         result[way]["temporaries"] = memory.temp_size_in_bytes
-    assert arguments is not None
     theirs, *ends = [jax.tree.leaves(jax.tree.map(np.asarray, programs[way](*arguments()))) for way in WAYS]
     for each in ends:
         for ours, wanted in zip(each, theirs, strict=True):

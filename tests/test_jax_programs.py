@@ -470,6 +470,19 @@ def test_a_part_of_what_is_made_of_little_is_made_by_itself() -> None:
         np.testing.assert_array_equal(found, drawn[0][:, None] == drawn[1])
 
 
+def test_elements_of_one_value_are_cut_by_one_kernel() -> None:
+    """Three rows of a table begin where tables say, so that a compiler knows of none where it is; of two it does."""
+    table = np.arange(12, dtype=np.float32).reshape(3, 4)
+    rows = lambda count: lambda table: [(1 + n) * table[n] for n in range(count)]  # noqa: E731
+    for count, known in ((2, 2), (3, 0)):
+        on, out = rs.Sharding.of(MESH, None, None), rs.Sharding.of(MESH, None)
+        placed = to_jax(trace(rows(count), table, in_shardings=(on,), out_shardings=out).propagate())
+        text = str(jax.make_jaxpr(placed)(table))
+        assert len(re.findall(r"dynamic_slice\[slice_sizes=\(1, 4\)\] \w+ \d+:i32", text)) == known
+        for number, row in enumerate(jax.jit(placed)(table)):
+            np.testing.assert_array_equal(row, (1 + number) * table[number])
+
+
 def test_products_copy_no_operand_to_take_it_apart() -> None:
     """Weights of `n h d` are summed over `n h` as they lie, and over `d` as a matrix that is read the other way."""
     x, weights, y = (np.ones(sizes, np.float32) for sizes in ((8, 2, 4), (2, 4, 64), (8, 64)))

@@ -32,6 +32,7 @@ gathered (`propagation/whole_sums.py`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -53,7 +54,7 @@ from reshard.dim_sharding import DimSharding
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
 from reshard.garbage import uncollected
-from reshard.jax.exchange.device import Device
+from reshard.jax.exchange.device import Device, looks_up_places
 from reshard.jax.exchange.joint import run_alone, run_together
 from reshard.jax.exchange.lowering import on_device, run_on_device
 from reshard.jax.jax_shardings import jax_mesh_like, partition_spec_of
@@ -78,6 +79,8 @@ from reshard.sharding import Sharding
 SMALL_BYTES = 1 << 14
 """Up to tiles of this size reshards go together: larger ones take longer to be put into a row than a collective does
 to start, on 8 devices of a CPU; where it is otherwise XLA joins them itself."""
+FEW_PICKS = 2
+"""How many elements of a value are picked each by a kernel of its own, which knows the place."""
 MOST_KNOWN = 1024
 """Of how many reshards that are not alike the traces are kept."""
 
@@ -194,6 +197,8 @@ class _Device(Engine):
     def __init__(self, placed: Placement, names: tuple[str, ...]) -> None:
         self.placed, self.device = placed, Device.here(names)
         self.barriers = _barriers(placed.operations)
+        self.picks = Counter(operation.operands[0] for operation in placed.operations if operation.name == "pick")
+        """Per value how often an element of it is picked."""
 
     def awaited(self, test: Test, turn: Turn, carried: list[Any]) -> list[Any]:
         """A loop of JAX that asks."""
@@ -252,7 +257,16 @@ class _Device(Engine):
         tiles = extents.cleared(tiles)
         if operation.payload is not None:
             return operation.payload(extents, tiles)
+        if operation.name == "pick" and self.picks[operation.operands[0]] > FEW_PICKS:
+            return compute(replace(VERBS, element=self._element), operation, extents, tiles)
         return compute(VERBS, operation, extents, tiles)
+
+    def _element(self, array: Any, dim: int, place: Any) -> Any:
+        """A single place of a dim, of one kernel for all such places."""
+        if not looks_up_places() or not isinstance(place, int):
+            return VERBS.element(array, dim, place)
+        starts = [place if each == dim else 0 for each in range(array.ndim)]
+        return self.device.part(array, starts, (*array.shape[:dim], 1, *array.shape[dim + 1 :]))
 
 
 def _barriers(operations: Sequence[Operation]) -> dict[Value, int]:
@@ -353,7 +367,7 @@ def moved(plan: Plan, device: Device, tile: Any) -> Any:
     if not plan.steps:  # tiles of no elements may still differ in shape
         return lax.reshape(tile, plan.target.local_shape(plan.shape))
     if tile.dtype == np.bool_:  # which JAX has no maximum over devices for
-        return run_alone(on_device(plan, device, tile.astype(np.uint8)), device.names).astype(np.bool_)
+        return run_alone(on_device(plan, device, tile.astype(np.uint8)), device).astype(np.bool_)
     if jnp.issubdtype(tile.dtype, np.inexact) and _is_extreme(plan):
         return _extreme(plan, device.names)(tile)
     return moved_together([plan], device, [tile])[0]
@@ -372,7 +386,7 @@ def moved_together(plans: Sequence[Plan], device: Device, tiles: Sequence[Any]) 
 
 def _moved_alike(plans: Sequence[Plan], device: Device, tiles: Sequence[Any]) -> list[Any]:
     runs = [on_device(plan, device, tile) for plan, tile in zip(plans, tiles, strict=True)]
-    return run_together(runs, device.names)
+    return run_together(runs, device)
 
 
 @lru_cache(MOST_KNOWN)

@@ -181,7 +181,7 @@ class _Hop(NamedTuple):
 
 
 def _sent(alike: Round, device: Device, box: jax.Array) -> jax.Array:
-    return run_alone(alike.sent(box), device.names)
+    return run_alone(alike.sent(box), device)
 
 
 class _ChunkLoop(NamedTuple):

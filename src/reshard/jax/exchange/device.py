@@ -3,8 +3,8 @@
 All devices run one program, and what differs among them stands in tables of a row per device.
 
 A compiler makes a kernel of every number that it knows, and one of all that are looked up, each in a table of its own.
-On CPUs a kernel takes longer to compile than many do to run, so there the parts of a tile that are sent apart are cut
-at places that are looked up, though all devices cut alike.
+On CPUs a kernel takes longer to compile than many do to run, so there the parts of a tile that are sent apart, and the
+elements that are picked of one value, are cut at places that are looked up, though all devices cut alike.
 
 By hand, a row of 6 in parts of 2, cut by one kernel: what it reads of the row begins at 0, 2 and 4, as tables say.
 
@@ -61,14 +61,19 @@ class Device(NamedTuple):
         """The parts of an array along a dim, one after another; on CPUs it is looked up where each begins."""
         if not looks_up_places():
             return list(lax.split(array, lengths, dim))
-        place, parts = lax.min(self.position, np.int32(1)), list[jax.Array]()
+        parts = list[jax.Array]()
         for first, length in zip(accumulate((0, *lengths[:-1])), lengths, strict=True):
-            table = np.array([first, first, -1], np.int32)  # without the last a compiler would know what is read
-            start = lax.reshape(lax.dynamic_slice(table, [place], (1,), allow_negative_indices=False), ())
-            starts = [start if each == dim else np.int32(0) for each in range(array.ndim)]
-            shape = (*array.shape[:dim], length, *array.shape[dim + 1 :])
-            parts.append(lax.dynamic_slice(array, starts, shape, allow_negative_indices=False))
+            starts = [first if each == dim else 0 for each in range(array.ndim)]
+            parts.append(self.part(array, starts, (*array.shape[:dim], length, *array.shape[dim + 1 :])))
         return parts
+
+    def part(self, array: jax.Array, starts: Sequence[int], shape: Sequence[int]) -> jax.Array:
+        """The part of an array that begins at some places, which are looked up."""
+        place, looked_up = lax.min(self.position, np.int32(1)), list[Any]()
+        for start, length, whole in zip(starts, shape, array.shape, strict=True):
+            table = np.array([start, start, -1], np.int32)  # without the last a compiler would know what is read
+            looked_up.append(np.int32(0) if length == whole else of_device(table, place))
+        return lax.dynamic_slice(array, looked_up, shape, allow_negative_indices=False)
 
 
 def looks_up_places() -> bool:

@@ -16,7 +16,7 @@ By hand, two devices gather `a` of 2 elements and `b` of 3 each: one gather of a
 >>> mesh = jax.make_mesh((1,), ("x",), devices=jax.devices()[:1])
 >>> ones = jax.numpy.ones((3,)), jax.numpy.ones((2, 2))
 >>> def body(*arrays):
-...     return tuple(run_together([gathered(array) for array in arrays], ("x",)))
+...     return tuple(run_together([gathered(array) for array in arrays], Device.here(("x",))))
 >>> spec = jax.P()
 >>> function = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
 >>> str(jax.make_jaxpr(function)(*ones)).count("all_gather[")
@@ -58,17 +58,17 @@ DeviceRun = Generator[GroupCall, jax.Array, jax.Array]
 """From what comes in, call by call, to a tile."""
 
 
-def run_alone(run: DeviceRun, names: tuple[str, ...]) -> jax.Array:
+def run_alone(run: DeviceRun, device: Device) -> jax.Array:
     """What a device makes of its tile, each call by itself."""
-    return run_together([run], names)[0]
+    return run_together([run], device)[0]
 
 
-def run_together(runs: Sequence[DeviceRun], names: tuple[str, ...]) -> list[jax.Array]:
+def run_together(runs: Sequence[DeviceRun], device: Device) -> list[jax.Array]:
     """What a device makes of several tiles, calls that are alike as one.
 
     Args:
         runs: of plans between the same devices.
-        names: the axes of their mesh, in its order.
+        device: that runs them.
     """
     results: dict[int, jax.Array] = {}
     coming: dict[int, jax.Array | None] = dict.fromkeys(range(len(runs)))
@@ -79,11 +79,11 @@ def run_together(runs: Sequence[DeviceRun], names: tuple[str, ...]) -> list[jax.
                 calls[number] = next(runs[number]) if array is None else runs[number].send(array)
             except StopIteration as end:
                 results[number] = end.value
-        coming = dict(zip(calls, _carried_out([*calls.values()], names), strict=True))
+        coming = dict(zip(calls, _carried_out([*calls.values()], device), strict=True))
     return [results[number] for number in range(len(runs))]
 
 
-def _carried_out(calls: Sequence[GroupCall], names: tuple[str, ...]) -> list[jax.Array]:
+def _carried_out(calls: Sequence[GroupCall], device: Device) -> list[jax.Array]:
     """What each call brings."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for number, call in enumerate(calls):
@@ -92,19 +92,19 @@ def _carried_out(calls: Sequence[GroupCall], names: tuple[str, ...]) -> list[jax
     results: dict[int, jax.Array] = {}
     for numbers in alike.values():
         group = [calls[number] for number in numbers]
-        arrays = _as_one(group, names) if len(group) > 1 else [_by_itself(group[0], names)]
+        arrays = _as_one(group, device) if len(group) > 1 else [_by_itself(group[0], device)]
         results.update(zip(numbers, arrays, strict=True))
     return [results[number] for number in range(len(calls))]
 
 
-def _by_itself(call: GroupCall, names: tuple[str, ...]) -> jax.Array:
+def _by_itself(call: GroupCall, device: Device) -> jax.Array:
     """A collective of JAX.
 
     Of an array whose first dim is split XLA may lay out each part in another way and then refuse them, so there
     the parts are seen as lists, which lie in one way alone.
     XLA for CPUs cuts what goes all to all into parts, a kernel each; here they are cut before, all by one.
     """
-    kind, between, array, dim = call
+    (kind, between, array, dim), names = call, device.names
     if kind == "ppermute":
         return lax.ppermute(array, names, between)
     if kind == "all_gather":
@@ -114,7 +114,7 @@ def _by_itself(call: GroupCall, names: tuple[str, ...]) -> jax.Array:
         return lax.reshape(row, array.shape[1:])
     if kind == "all_to_all":
         shape = array.shape
-        parts = Device.here(names).parts(array, dim, [1] * shape[dim]) if looks_up_places() else [array]
+        parts = device.parts(array, dim, [1] * shape[dim]) if looks_up_places() else [array]
         parts = parts if dim else [lax.reshape(part, (part.size,)) for part in parts]
         row = lax.concatenate(parts, dim)
         return lax.reshape(lax.all_to_all(row, names, dim, dim, axis_index_groups=between, tiled=True), shape)
@@ -122,16 +122,16 @@ def _by_itself(call: GroupCall, names: tuple[str, ...]) -> jax.Array:
     return combine(array, names, axis_index_groups=between)
 
 
-def _as_one(calls: Sequence[GroupCall], names: tuple[str, ...]) -> list[jax.Array]:
+def _as_one(calls: Sequence[GroupCall], device: Device) -> list[jax.Array]:
     """Calls that are alike: one of all their elements, a row per member."""
     kind, members = calls[0].kind, calls[0].members
     turned = [jax.numpy.moveaxis(call.array, call.dim, 0) if call.dim else call.array for call in calls]
     sizes = [array.size // members for array in turned]
     rows = [lax.reshape(array, (members, size)) for array, size in zip(turned, sizes, strict=True)]
-    row = _by_itself(GroupCall(kind, calls[0].between, lax.concatenate(rows, 1)), names)
+    row = _by_itself(GroupCall(kind, calls[0].between, lax.concatenate(rows, 1)), device)
     lead = row.shape[:-2] if kind == "all_gather" else ()  # of the members, before the one part of each
     row = lax.reshape(row, (*lead, row.size // prod(lead) // sum(sizes), sum(sizes)))
-    parts, results = Device.here(names).parts(row, row.ndim - 1, sizes), list[jax.Array]()
+    parts, results = device.parts(row, row.ndim - 1, sizes), list[jax.Array]()
     for call, array, part in zip(calls, turned, parts, strict=True):
         shape = array.shape[1:] if kind == "psum_scatter" else (*lead, *array.shape)
         result = lax.reshape(part, shape)

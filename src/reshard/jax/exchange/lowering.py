@@ -70,7 +70,8 @@ def run_on_device(plan: Plan, names: tuple[str, ...], tile: jax.Array) -> jax.Ar
         names: the axes of the target's mesh, in its order.
         tile: the source tile.
     """
-    return run_alone(on_device(plan, Device.here(names), tile), names)
+    device = Device.here(names)
+    return run_alone(on_device(plan, device, tile), device)
 
 
 def on_device(plan: Plan, device: Device, tile: jax.Array) -> DeviceRun:

@@ -167,9 +167,12 @@ def _joined(boxes: Sequence[jax.Array], dim: int, slots: Positions, device: Devi
     """The boxes side by side, each in its place: nothing is filled before, nothing written twice."""
     if (slots == slots[:, :1]).all():
         return lax.concatenate([boxes[number] for number in np.argsort(slots[:, 0])], dim)
-    first, second = boxes
-    in_order = lax.broadcast(device.row_of(slots[0] == 0), first.shape)
-    return lax.concatenate([lax.select(in_order, first, second), lax.select(in_order, second, first)], dim)
+    size = boxes[0].shape  # of two, chosen place by place: one kernel for all that are alike, which a row is not
+    seen = (*size[:dim], 2, *size[dim:])
+    first, second = (lax.broadcast_in_dim(box, seen, [n + (n >= dim) for n in range(len(size))]) for box in boxes)
+    place_of_first = lax.broadcast(device.row_of(slots[0].astype(np.int32)), seen)
+    is_first = lax.eq(lax.broadcasted_iota(np.int32, seen, dim), place_of_first)
+    return lax.reshape(lax.select(is_first, first, second), (*size[:dim], 2 * size[dim], *size[dim + 1 :]))
 
 
 def _overwritten(boxes: Sequence[jax.Array], at: Sequence[Sequence[Any]], shape: tuple[int, ...]) -> jax.Array:
@@ -232,7 +235,7 @@ class _RoundLoop(NamedTuple):
         )
         devices = len(self.cuts[0].table)
         receives = device.row_of(np.stack([round_.receives(devices) for round_ in self.rounds], 1))
-        sends = [lambda box, sent=round_.sent: run_alone(sent(box), device.names) for round_ in self.rounds]
+        sends = [lambda box, sent=round_.sent: run_alone(sent(box), device) for round_ in self.rounds]
 
         def after(number: Any, whole: jax.Array) -> jax.Array:
             box = lax.dynamic_slice(tile, of_device(cut, number), self.rounds[0].shape, allow_negative_indices=False)
