@@ -126,7 +126,7 @@ def use_of_rings(rings: Sequence[Digit], carried: RingLoads, unit_bytes: float, 
         return None
     level = next(level for level in network.levels if level.digit == rings[0])
     hops = [max(level.latency_s, hop * unit_bytes / level.bandwidth) for hop in carried.hops]
-    return Use(sum(hops) + network.launch_s, (*busy, network.launch_s), max(hops) + network.launch_s)
+    return Use(sum(hops) + network.launch_s, (*busy, network.launch_s), max(hops, default=0.0) + network.launch_s)
 
 
 def busy_along(rings: Sequence[Digit], carried_bytes: float, hops: int, network: Network) -> tuple[float, ...] | None:

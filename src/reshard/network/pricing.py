@@ -308,7 +308,7 @@ def _use_of_ring_exchange(exchange: RingExchange, itemsize: float, network: Netw
     hops = [loads(network.levels, *traffic) for traffic in exchange.traffic_of_hops()]
     together = use_of_loads(loads(network.levels, *exchange.traffic()), itemsize, network)
     seconds = [hop.seconds(network.levels, itemsize) for hop in hops]
-    return Use(sum(seconds) + network.launch_s, together.busy, max(seconds) + network.launch_s)
+    return Use(sum(seconds) + network.launch_s, together.busy, max(seconds, default=0.0) + network.launch_s)
 
 
 def _all_reduce_use(step: Step, itemsize: float, network: Network) -> Use | None:
