@@ -45,7 +45,7 @@ from reshard.operations.projection import shards
 from reshard.planner import plan
 from reshard.planner.evened import evened_shapes
 from reshard.planner.likeness import likeness
-from reshard.planner.policy import FEW_DEVICES, is_of_many
+from reshard.planner.policy import is_of_many
 from reshard.plans import Plan
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.sharding import Sharding
@@ -58,7 +58,7 @@ ON_NETWORK = 8
 WITH_SUMS = 3
 """How many plans that only move data take about as long as one that makes sums, on a network."""
 OF_MANY = 4
-"""How many plans take about as long as one on more devices than `FEW_DEVICES`, on a network."""
+"""How many plans take about as long as one on many devices, on a network."""
 
 
 class Ends(NamedTuple):
@@ -231,7 +231,7 @@ class Effort:
         effort = max(len(shape), 1)
         if self.network is not None:
             effort *= ON_NETWORK * (WITH_SUMS if source.unreduced != target.unreduced else 1)
-            effort *= OF_MANY if source.mesh.size > FEW_DEVICES else 1
+            effort *= OF_MANY if is_of_many(source.mesh) else 1
         self.spent += effort
         return True
 
@@ -322,9 +322,9 @@ class Prices:
 
     def _priced_shape(self, ends: Ends) -> tuple[int, ...]:
         """That of the reshard that is priced in place of one."""
-        if not self.by_larger or not is_of_many(reshard := Reshard.of(*ends)):
+        if not self.by_larger or not is_of_many(ends.source.mesh):
             return ends.shape
-        return next(iter(evened_shapes(reshard)), ends.shape)
+        return next(iter(evened_shapes(Reshard.of(*ends))), ends.shape)
 
     def is_own(self, ends: Ends) -> bool:
         """Whether it is known what a reshard takes, and not from another."""

@@ -45,9 +45,9 @@ from reshard.exchange import class_digits
 from reshard.exchange.pieces import ClassDigits
 from reshard.layout import Layout
 from reshard.network.dim_crossing import Members, crossing_by_dims, is_by_dims
+from reshard.network.lettered_tables import LetteredTable, contracted
 from reshard.network.networks import Network
 from reshard.network.numbers import device_digits, device_order
-from reshard.network.products import LetteredTable, contracted
 from reshard.refinement import Refinement, Role, Unreduced, refine
 from reshard.tiling import Tiling
 

@@ -39,8 +39,8 @@ from numpy.typing import NDArray
 
 from reshard.digits import Digit, Digits, Positions, nest
 from reshard.mix import Floats
+from reshard.network.lettered_tables import LetteredTable, summed_by
 from reshard.network.level import Level
-from reshard.network.products import LetteredTable, summed_by
 from reshard.network.traffic import (
     Loads,
     edges_of_pieces,

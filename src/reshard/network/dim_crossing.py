@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 
 from reshard.digits import NO_DIGITS, Digits, Positions
 from reshard.exchange.pieces import ClassDigits, Overlaps, block_overlaps
+from reshard.network.lettered_tables import LetteredTable, contracted
 from reshard.network.networks import Network
 from reshard.network.numbers import device_digits
-from reshard.network.products import LetteredTable, contracted
 from reshard.tiling import Tiling
 
 Members = Sequence[NDArray[np.bool_]]
@@ -69,7 +69,7 @@ class _Told(NamedTuple):
     """Per digit what each of its values is one with."""
 
 
-class _End(NamedTuple):
+class _EndDigits(NamedTuple):
     """The digits of an end, and what the parts of each level tell of them."""
 
     parts: list[_Part]
@@ -78,7 +78,7 @@ class _End(NamedTuple):
     @classmethod
     def of(
         cls, tiling: Tiling, roles: Sequence[Digits], combined: Digits, network: Network, members: Members
-    ) -> _End | None:
+    ) -> _EndDigits | None:
         """Those of an end; None where its digits do not lie within levels.
 
         Args:
@@ -145,8 +145,8 @@ def crossing_by_dims(
     if source.layout.has_windows or target.layout.has_windows:
         return None
     combined = source.layout.unreduced.without(classes.source)
-    before = _End.of(source, [classes.source, *source.layout.cutting], combined, network, members)
-    after = _End.of(target, [classes.target, *target.layout.cutting], NO_DIGITS, network, members)
+    before = _EndDigits.of(source, [classes.source, *source.layout.cutting], combined, network, members)
+    after = _EndDigits.of(target, [classes.target, *target.layout.cutting], NO_DIGITS, network, members)
     if before is None or after is None:
         return None
     kept = np.arange(classes.source.size)
@@ -225,7 +225,7 @@ def _told(rows: NDArray[np.bool_], first: int, parts: Sequence[tuple[int, _Part]
 
 
 def _lengths(
-    before: _End, after: _End, dim: int, overlaps: Overlaps, levels: int, integers: type
+    before: _EndDigits, after: _EndDigits, dim: int, overlaps: Overlaps, levels: int, integers: type
 ) -> LetteredTable | None:
     """How long all intervals of a dim are together, by the kinds of the values of the digits that cut it."""
     row, sizes, letters = np.zeros(len(overlaps.start), dtype=np.int64), list[int](), list[int]()

@@ -36,11 +36,11 @@ from reshard.exchange.by_digits import DigitExchange, senders_by_round
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.network.digit_loads import digit_loads, least_carried
 from reshard.network.formulas import all_to_all, staged_all_gather
+from reshard.network.lettered_tables import LetteredTable
 from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.numbers import device_digits
 from reshard.network.patterns import Pattern
-from reshard.network.products import LetteredTable
 from reshard.network.ring_loads import RingLoads
 from reshard.network.traffic import Loads, loads, runs
 from reshard.refinement import Cuts

@@ -127,7 +127,7 @@ def _on_levels(prices: RoutePrices) -> Iterator[Route]:
 
 
 def collectives(prices: RoutePrices) -> Iterator[Route]:
-    """The chain of collectives that receives least; not all ends have one."""
+    """A chain of collectives, mostly the one that receives least; not all ends have one."""
     with suppress(ReshardError):
         if prices.by_digits:
             yield Route(fewest_bytes_middles(prices.reshard, prices.is_one_collective()))

@@ -75,7 +75,7 @@ def as_larger_tensors(
     reshard: Reshard, network: Network, options: Options, plan_of: Callable[[Reshard, Network, Options], Plan]
 ) -> ByLarger:
     """Of tiles that differ in size, on many devices, the soonest of one step and the ways that larger tensors go."""
-    if not is_of_many(reshard) or is_even(reshard):
+    if not is_of_many(reshard.source.mesh) or is_even(reshard):
         return ByLarger(None)
     ways = list[Plan]()
     steps = Route().chain(reshard)

@@ -62,8 +62,7 @@ def overlapped(plan: Plan) -> Plan:
     for turn in (1, -1):  # where hops are a floor under bytes, more parts may take no longer, or fewer
         while 0 <= place + turn < len(counts) and seconds(place + turn) < seconds(place):
             place += turn
-    least = counts[place]
     if seconds(place) >= alone * WORTH:
         return plan
-    in_parts = replace(plan, parts=least)
+    in_parts = replace(plan, parts=counts[place])
     return in_parts if (in_parts.seconds or 0.0) < (plan.seconds or 0.0) else plan

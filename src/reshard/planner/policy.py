@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import prod
 
+from reshard.mesh import Mesh
 from reshard.network import Network
 from reshard.plans import Plan, counted
 from reshard.problem import Reshard
@@ -90,6 +91,6 @@ FEW_DEVICES = 256
 """Up to so many devices all ways are looked for, whatever the sizes of tiles."""
 
 
-def is_of_many(reshard: Reshard) -> bool:
+def is_of_many(mesh: Mesh) -> bool:
     """Whether devices are too many to look for all ways of tiles that differ in size, and for pieces one by one."""
-    return reshard.source.mesh.size > FEW_DEVICES
+    return mesh.size > FEW_DEVICES

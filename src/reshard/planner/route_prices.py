@@ -283,7 +283,7 @@ def uses_or_most(chain: Chain, network: Network, parts: int = 1) -> list[Use]:
 
 def has_too_many_pieces(steps: Sequence[Step], most: int = MOST_PIECES) -> bool:
     """Whether devices are many and pieces that must be looked at one by one are more than those of one way of many."""
-    return bool(steps) and is_of_many(steps[0].reshard) and listed_pieces(steps) > most
+    return bool(steps) and is_of_many(steps[0].before.mesh) and listed_pieces(steps) > most
 
 
 def timed_routes(prices: RoutePrices, routes: Iterable[Route]) -> list[TimedRoute]:

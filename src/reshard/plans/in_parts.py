@@ -38,7 +38,7 @@ def stretches(plan: Plan) -> tuple[Plan, ...]:
     before, after = plan.steps[:first], plan.steps[len(plan.steps) - last :]
     legs = [(before, plan.source, source), (after, target, plan.target)]
     led, followed = (
-        [_of_the_whole(plan, replace(plan.reshard, source=start, target=stop), steps, plan.options)] if steps else []
+        [of_the_whole(plan, replace(plan.reshard, source=start, target=stop), steps, plan.options)] if steps else []
         for steps, start, stop in legs
     )
     return (*led, in_parts, *followed)
@@ -78,9 +78,9 @@ def plan_of_part(plan: Plan, share: int, number: int = 0) -> Plan:
         return part if step.chunks == 1 else replace(part, chunks=step.chunks)
 
     steps = tuple(map(of_part, plan.shares[share].steps))
-    return _of_the_whole(plan, Reshard(end(plan.source), end(plan.target), shape, plan.dtype), steps, Options())
+    return of_the_whole(plan, Reshard(end(plan.source), end(plan.target), shape, plan.dtype), steps, Options())
 
 
-def _of_the_whole(plan: Plan, reshard: Reshard, steps: Chain, options: Options) -> Plan:
+def of_the_whole(plan: Plan, reshard: Reshard, steps: Chain, options: Options) -> Plan:
     """A plan that takes all of what is to be moved through these steps."""
     return replace(plan, reshard=reshard, steps=steps, options=options, parts=1, beside=(), whole=(0, 0), remark="")

@@ -19,10 +19,10 @@ and 0.6 us for the one message.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from reshard.errors import ReshardError
+from reshard.plans.in_parts import of_the_whole
 from reshard.plans.table import seconds_text
 from reshard.steps import Route
 
@@ -36,8 +36,7 @@ def why_more(plan: Plan) -> str:
     if network is None or plan.options.basis != "any" or plan.received_bytes <= plan.lower_bound_bytes:
         return ""
     with suppress(ReshardError):  # what cannot be made is no way with fewer bytes
-        steps = Route().chain(plan.reshard)
-        leanest = replace(plan, steps=steps, parts=1, beside=(), whole=(0, 0), remark="")
+        leanest = of_the_whole(plan, plan.reshard, Route().chain(plan.reshard), plan.options)
         fits = limit is None or leanest.peak_bytes <= limit
         if fits and leanest.received_bytes < plan.received_bytes:
             name = network.name or "the network"
