@@ -133,12 +133,12 @@ def parts() -> Iterator[str]:
     plan = rs.plan(source, rs.Sharding.of(mesh, ("x", "y"), None), (64, 8), "int64", network=hosts)
     yield from unless(plan.parts > 1 and plan.steps[0].after.is_woven, f"{plan} combines all at once")
     yield from agrees(plan, 1, counted=False)
-    for network, after in ((rings, ("x", None)), (hosts, ("x", None)), (hosts, (None, None))):
-        plan = rs.plan(
-            rs.Sharding.of(mesh, None, "x"), rs.Sharding.of(mesh, *after), (63, 45), "int64", network=network
-        )
+    rows, columns, whole = ("x", None), (None, "x"), (None, None)
+    for network, before, after in ((rings, columns, rows), (hosts, rows, columns), (hosts, columns, whole)):
+        ends = (rs.Sharding.of(mesh, *dims) for dims in (before, after))
+        plan = rs.plan(*ends, (63, 45), "int64", network=network)
         is_whole = plan.parts == 1 or (network is rings and len(plan.shares) == 1)
-        yield from unless(not is_whole and (after == (None, None) or len(plan.stretches) > 1), f"{plan} goes whole")
+        yield from unless(not is_whole and (after == whole or len(plan.stretches) > 1), f"{plan} goes whole")
         yield from agrees(plan, 0, counted=False)
 
 

@@ -117,7 +117,7 @@ def test_a_plan_along_rings_all_of_whose_links_are_as_full() -> None:
     mesh = Mesh.of(a=16, b=8, c=2)
     source, target = Sharding.of(mesh, ("a", "b"), "c"), Sharding.of(mesh, None, ("b", "a"))
     made = plan(source, target, (131072, 262144), "bfloat16", network="tpu-v5e-16x16")
-    assert made.seconds == pytest.approx(15.123e-3, rel=1e-3)
+    assert made.seconds == pytest.approx(15.076e-3, rel=1e-3)
 
 
 def test_what_is_said_of_shares() -> None:
@@ -269,7 +269,7 @@ def test_what_goes_half_round_a_ring_parts_for_the_fullest_link() -> None:
 
 @pytest.mark.parametrize(
     ("source", "target", "taken"),
-    [(("c", None), (("b", "c"), None), 1.02), ((None, ("b", "a")), (None, ("c", "b", "a")), 1.56)],
+    [(("c", None), (("b", "c"), None), 1.04), ((None, ("b", "a")), (None, ("c", "b", "a")), 1.56)],
 )
 def test_what_digits_do_at_one_end_is_shared_where_the_other_end_does_it(
     source: tuple, target: tuple, taken: float

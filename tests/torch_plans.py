@@ -429,7 +429,7 @@ def parts_overlap(rank: int) -> list[str]:
     wanted = cut(4 * whole + 6, spans((16, 24), (2, 2), [S0, S0], place))
     wrong.append(unless(same(rs.torch.run(plan, partial).to_local(), wanted), f"{plan}: another tile"))
     uneven = torch.arange(63 * 45, dtype=torch.float64).reshape(63, 45)
-    for network, before, after in ((levels, [S1, R], [S0, R]), (levels, [S1, R], [R, R]), (rings, [S1, R], [S0, R])):
+    for network, before, after in ((levels, [S0, R], [S1, R]), (levels, [S1, R], [R, R]), (rings, [S1, R], [S0, R])):
         ends = (rs.torch.sharding_of(side, mesh, 2) for side in (before, after))
         plan = rs.plan(*ends, (63, 45), "float64", network=rs.Network(network))
         wrong.append(unless(plan.parts > 1 and (after == [R, R] or len(plan.stretches) > 1), f"{plan} goes whole"))
@@ -438,7 +438,7 @@ def parts_overlap(rank: int) -> list[str]:
         names = {}
         exec(plan.to_code("torch"), names)
         wrong.append(unless(same(names["reshard"](source.to_local()), wanted), f"{plan!r} as code: another tile"))
-    for before, after in (([S0, R], [S1, R]), ([R, S1], [R, R])):
+    for before, after in (([S0, R], [S1, R]), ([R, S1], [R, S0])):
         source = distribute_tensor(whole, mesh, before)
         ends = (rs.torch.sharding_of(side, mesh, 2) for side in (before, after))
         plan = rs.plan(*ends, (16, 24), "float64", network=rs.Network(rings))

@@ -34,9 +34,10 @@ from reshard.network.combining import Transfers, least_seconds, least_transfers
 from reshard.network.hosts import host_bound, host_bytes
 from reshard.network.least_time import Cut, best_common_cut, best_cut
 from reshard.network.level import LINKS, Level
-from reshard.network.link_use import Use, busy_along, least_busy, unnamed, use_of_pattern, use_of_rings
+from reshard.network.link_use import busy_along, least_busy, unnamed, use_of_pattern, use_of_rings
 from reshard.network.nested import nested
 from reshard.network.networks import Network, check_reach
+from reshard.network.overlap import FOLLOWED, spans_of_uses
 from reshard.network.presets import FAMILIES
 from reshard.network.pricing import (
     busy_seconds,
@@ -46,13 +47,14 @@ from reshard.network.pricing import (
     overlapped_seconds,
     overlapped_spans,
     seconds_of,
-    spans_of_uses,
     use_at_most,
     uses_of,
 )
+from reshard.network.use import Use
 
 __all__ = [
     "FAMILIES",
+    "FOLLOWED",
     "LINKS",
     "Calibration",
     "Cut",

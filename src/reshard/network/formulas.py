@@ -36,8 +36,29 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, combinations
 from math import prod
+from typing import NamedTuple
 
 from reshard.network.level import Level
+
+
+class Timing(NamedTuple):
+    """What a collective takes, told apart."""
+
+    wait_s: float
+    """Latencies of messages through switches, before bytes flow."""
+    hops_s: float
+    """Latencies of hops along rings and lines, while bytes flow."""
+    bytes_s: float
+    """What the bytes take on the busiest link or port."""
+
+    @property
+    def seconds(self) -> float:
+        """All of it.
+
+        >>> Timing(1.0, 2.0, 3.0).seconds, Timing(1.0, 3.0, 2.0).seconds
+        (4.0, 4.0)
+        """
+        return self.wait_s + max(self.hops_s, self.bytes_s)
 
 
 def all_gather(level: Level, gathered_bytes: float) -> float:
@@ -52,9 +73,21 @@ def all_gather(level: Level, gathered_bytes: float) -> float:
     >>> [round(all_gather(level, 36e6) * 1e6) for level in (one_way, line)], 3 * 9 / 45e-3
     ([600, 600], 600.0)
     """
+    return gather_timing([level], gathered_bytes).seconds
+
+
+def gather_timing(levels: Sequence[Level], gathered_bytes: float) -> Timing:
+    """What an all-gather takes over one level, or over several of a torus at once.
+
+    >>> gather_timing([Level(1, 4, "switch", 1.0, 1.0)], 8)
+    Timing(wait_s=2.0, hops_s=0.0, bytes_s=6.0)
+    """
+    level = levels[0]
     if level.is_switch:
-        return level.latency_s * _log2(level.size) + (level.size - 1) / level.size * gathered_bytes / level.bandwidth
-    return all_gather_together([level], gathered_bytes)
+        bytes_s = (level.size - 1) / level.size * gathered_bytes / level.bandwidth
+        return Timing(level.latency_s * _log2(level.size), 0.0, bytes_s)
+    floor = sum([level.latency_s * level.hops for level in levels])
+    return Timing(0.0, floor, gathered_bytes * _seconds_per_gathered_byte(tuple(levels)))
 
 
 def all_gather_together(levels: Sequence[Level], gathered_bytes: float) -> float:
@@ -75,8 +108,7 @@ def all_gather_together(levels: Sequence[Level], gathered_bytes: float) -> float
     >>> round(all_gather_together(grid, 8e6) * 1e6, 2), round(7e6 / (2 * 45e9) * 1e6, 2)
     (77.78, 77.78)
     """
-    floor = sum([level.latency_s * level.hops for level in levels])
-    return max(floor, gathered_bytes * _seconds_per_gathered_byte(tuple(levels)))
+    return gather_timing(levels, gathered_bytes).seconds
 
 
 @lru_cache(256)
@@ -92,6 +124,40 @@ def _gather_share(levels: Sequence[Level], devices: int) -> float:
     parts = prod(level.size for level in levels)
     rate = sum(level.both_ways if level.link == "ring" else level.bandwidth for level in levels)
     return (parts - 1) / rate / devices
+
+
+@lru_cache(256)
+def gather_loads(levels: tuple[Level, ...]) -> tuple[tuple[float, float], ...]:
+    """Per level of a torus the seconds of its links for a gathered byte, and in how many of the largest messages.
+
+    Of two levels so much goes along either first that both are busy as long, where that can be; of three or more each
+    is taken to be last for as much.
+    A hop brings what a device has so far from either side, along a ring of two half of it.
+
+    By hand, of 8 shards on lines of 4 and of 2, 5/6 go along the longer first: 3 messages of 5/6 and 3 of 2 · 1/6 along
+    that, one of 4 · 5/6 and one of 1/6 along the other, 3.5 shards on both.
+
+    >>> lines = Level(1, 4, "line", 1.0, 0.0), Level(4, 2, "line", 1.0, 0.0)
+    >>> [(round(seconds * 8, 6), round(messages, 6)) for seconds, messages in gather_loads(lines)]
+    [(3.5, 4.2), (3.5, 1.05)]
+    """
+    devices, sizes = prod(level.size for level in levels), [level.size for level in levels]
+    halves = [2 if level.size == 2 and level.link == "ring" else 1 for level in levels]
+    if len(levels) == 2:
+        each = [(level.size - 1) / (level.both_ways if level.link == "ring" else level.bandwidth) for level in levels]
+        both = each[0] * (sizes[1] - 1) + each[1] * (sizes[0] - 1)
+        first = min(max((each[0] * sizes[1] - each[1]) / both, 0.0), 1.0)
+        last = [sizes[1] * (1.0 - first), sizes[0] * first]  # shards that go along a level when it is the last
+        seconds = [
+            alone * sum(shards) / devices for alone, *shards in zip(each, (first, 1.0 - first), last, strict=True)
+        ]
+        largest = [max(shards) / devices for shards in zip((first, 1.0 - first), last, strict=True)]
+    else:
+        seconds = [_seconds_per_gathered_byte(levels)] * len(levels)
+        largest = [1.0 / (size * len(levels)) for size in sizes]
+    amounts = [alone * level.bandwidth for alone, level in zip(seconds, levels, strict=True)]
+    messages = [half * amount / most for half, amount, most in zip(halves, amounts, largest, strict=True)]
+    return tuple(zip(seconds, messages, strict=True))
 
 
 def reduce_scatter(level: Level, partial_bytes: float) -> float:
@@ -162,12 +228,17 @@ def staged_all_gather(stages: Iterable[Sequence[Level]], gathered_bytes: float) 
     >>> staged_all_gather([[inside], [outside]], 16e6) == 14e6 / 450e9 + 1e6 / 50e9
     True
     """
-    total, shards = 0.0, gathered_bytes
+    return sum([timing.seconds for timing in stage_timings(stages, gathered_bytes)])
+
+
+def stage_timings(stages: Iterable[Sequence[Level]], gathered_bytes: float) -> list[Timing]:
+    """What each stage of `staged_all_gather` takes, innermost first."""
+    timings, shards = list[Timing](), gathered_bytes
     for levels in stages:
-        total += all_gather(levels[0], shards) if len(levels) == 1 else all_gather_together(levels, shards)
+        timings.append(gather_timing(levels, shards))
         for level in levels:
             shards /= level.size
-    return total
+    return timings
 
 
 def _log2(size: int) -> int:

@@ -16,9 +16,9 @@ An all-gather inside hosts takes half a second there; where devices 1 and 2 swap
 >>> digits, devices = Digits.of_sizes([2, 2]), Mesh.of(devices=4)
 >>> patterns = Pattern.of(digits, (0, 1), (1,), ("all-gather",)), Pattern.of(digits, (1, 0), (), ())
 >>> for pattern in patterns:
-...     print(use_of_pattern(pattern, (devices, devices), 100, network))
-Use(seconds=0.5, busy=(0.5, 0.0, 0.0), turn_s=0.5)
-Use(seconds=1.0, busy=(0.0, 1.0, 0.0), turn_s=1.0)
+...     print(use_of_pattern(pattern, (devices, devices), 100, network)[:2])
+(0.5, (0.5, 0.0, 0.0))
+(1.0, (0.0, 1.0, 0.0))
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from operator import mul
 
 import numpy as np
 
@@ -35,49 +35,19 @@ from reshard.errors import ReshardError
 from reshard.exchange.by_digits import DigitExchange, senders_by_round
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.network.digit_loads import digit_loads, least_carried
-from reshard.network.formulas import all_to_all, staged_all_gather
+from reshard.network.formulas import Timing, gather_loads, stage_timings
 from reshard.network.lettered_tables import LetteredTable
 from reshard.network.level import Level
 from reshard.network.networks import Network
 from reshard.network.numbers import device_digits
 from reshard.network.patterns import Pattern
 from reshard.network.ring_loads import RingLoads
-from reshard.network.traffic import Loads, loads, runs
+from reshard.network.traffic import Loads, loads, orders, runs
+from reshard.network.use import Flow, Turn, Use
 from reshard.refinement import Cuts
 
 CACHED = 4096
 """Patterns of exchanges whose loads are kept."""
-
-
-class Use(NamedTuple):
-    """How long something takes, and for how much of it each level is busy, or each link of a line."""
-
-    seconds: float
-    busy: tuple[float, ...]
-    """Per level the seconds of its busiest link or port, of each that is told apart (`Level.places`), with the
-    latencies; last those in which steps start. In all of them those in which a device copies, and neither sends nor
-    starts anything."""
-    turn_s: float
-    """Of what it does one after the other, the longest: so long another of its kind waits that comes right behind."""
-
-    @classmethod
-    def of_nothing(cls, network: Network) -> Use:
-        """That of what sends nothing."""
-        return cls(0.0, (0.0,) * (network.places + 1), 0.0)
-
-    def times(self, count: int) -> Use:
-        """So many of it, one after another."""
-        return Use(self.seconds * count, tuple(busy * count for busy in self.busy), self.turn_s * count)
-
-    @classmethod
-    def together(cls, uses: Sequence[Use], network: Network) -> Use:
-        """One after another."""
-        if len(uses) == 1:
-            return uses[0]
-        if not uses:
-            return cls.of_nothing(network)
-        busy = zip(*(use.busy for use in uses), strict=True)
-        return cls(sum(use.seconds for use in uses), tuple(map(sum, busy)), max(use.turn_s for use in uses))
 
 
 def use_of_pattern(
@@ -100,16 +70,14 @@ def use_of_pattern(
     """
     source, receivers = meshes
     shared = receivers is source or receivers == source
-    stages = _stages_of_pattern(network, source, pattern) if pattern.kind and shared else None
+    stages = _stages_of_pattern(network, source, pattern) if shared else None
     if stages is None:
         if not is_even:
             return None
         carried = piece_loads(network, source, receivers, pattern.digits, pattern.determined_by, pattern.gathered)
-        return use_of_loads(carried, sent_bytes, network)
+        return use_of_loads(carried, sent_bytes, network, sent_bytes)
     gathered_bytes = sent_bytes * pattern.gathered_digits.size
-    if pattern.kind != "all-to-all":
-        return use_of_stages(staged_all_gather(stages, gathered_bytes), stages, network)
-    return use_of_stages(all_to_all(stages[0][0], gathered_bytes * pattern.gathered_digits.size), stages, network)
+    return use_of_stages(stage_timings(stages, gathered_bytes), stages, network)
 
 
 def use_of_rings(rings: Sequence[Digit], carried: RingLoads, unit_bytes: float, network: Network) -> Use | None:
@@ -125,8 +93,16 @@ def use_of_rings(rings: Sequence[Digit], carried: RingLoads, unit_bytes: float, 
     if busy is None:
         return None
     level = next(level for level in network.levels if level.digit == rings[0])
-    hops = [max(level.latency_s, hop * unit_bytes / level.bandwidth) for hop in carried.hops]
-    return Use(sum(hops) + network.launch_s, (*busy, network.launch_s), max(hops, default=0.0) + network.launch_s)
+    own = carried.fullest / (sum(carried.hops) or 1.0)  # of what a hop puts on its fullest link, the link of all hops
+    used = [own * (level.digit in rings) for level in network.levels for _ in range(level.places)]
+    messages = [rate / level.bandwidth * part for rate, part in zip(_messages_of_a_byte(network), used, strict=True)]
+    turns, seconds = list[Turn](), 0.0
+    for hop in carried.hops:
+        bytes_s = hop * unit_bytes / level.bandwidth
+        least_s = max(level.latency_s, bytes_s)
+        turns.append((Flow(0.0, least_s, tuple([bytes_s * part for part in used]), tuple(messages)),))
+        seconds += least_s
+    return Use.started(seconds, busy, turns, network)
 
 
 def busy_along(rings: Sequence[Digit], carried_bytes: float, hops: int, network: Network) -> tuple[float, ...] | None:
@@ -164,38 +140,80 @@ def _least_carried(network: Network, mesh: Mesh, pattern: Pattern) -> tuple[floa
     return least_carried(network.levels, digits, pattern.determined_by, pattern.gathered)
 
 
-def use_of_loads(carried: Loads, unit_bytes: float, network: Network) -> Use:
-    """Of pieces that put so much on links."""
-    busy = [
-        carried.with_latencies(load * unit_bytes / level.bandwidth) if load else 0.0
+def use_of_loads(carried: Loads, unit_bytes: float, network: Network, piece_bytes: float) -> Use:
+    """Of pieces that put so much on links; the largest is of `piece_bytes`."""
+    flows = [
+        load * unit_bytes / level.bandwidth
         for number, level in enumerate(network.levels)
         for load in (carried.along and carried.along[number]) or [carried.carried[number]] * level.places
     ]
-    seconds = carried.seconds(network.levels, unit_bytes) + network.launch_s
-    return Use(seconds, (*busy, network.launch_s), seconds)
+    busy = [carried.with_latencies(bytes_s) if bytes_s else 0.0 for bytes_s in flows]
+    rates = [rate / piece_bytes for rate in _messages_of_a_byte(network)]
+    flow = Flow(carried.waits_s, carried.hops_s, tuple(flows), tuple(map(mul, flows, rates)))
+    return Use.started(carried.seconds(network.levels, unit_bytes), busy, [(flow,)], network)
 
 
-def use_of_stages(seconds: float, stages: tuple[tuple[Level, ...], ...], network: Network, times: int = 1) -> Use:
-    """Of a collective, so many times; its levels all are busy as long as it takes, by some stage of it."""
-    used = [part for stage in stages for part in stage]
-    busy = [
-        seconds * times if any(level.stride <= part.stride < level.stride * level.size for part in used) else 0.0
+@lru_cache(64)
+def _messages_of_a_byte(network: Network) -> list[float]:
+    """Per place, in how many messages a piece of a byte crosses it in a second.
+
+    It goes in as many as the levels of a torus have orders, and along a ring of two half each way.
+
+    >>> ring, line = Level(1, 2, "ring", 3.0, 0.0), Level(2, 2, "line", 5.0, 0.0)
+    >>> _messages_of_a_byte(Network((ring, line)))
+    [12.0, 10.0]
+    """
+    torus = [number for number, level in enumerate(network.levels) if not level.is_switch]
+    ways = max(len(orders(torus)), 1)
+    return [
+        level.bandwidth * ways * (2 if level.size == 2 and level.link == "ring" else 1)
         for level in network.levels
         for _ in range(level.places)
     ]
-    whole_s = seconds * times + network.launch_s
-    return Use(whole_s, (*busy, network.launch_s), seconds + network.launch_s)
+
+
+def use_of_stages(
+    timings: Sequence[Timing], stages: tuple[tuple[Level, ...], ...], network: Network, times: int = 1
+) -> Use:
+    """Of a collective, so many times; its levels all are busy as long as it takes, by some stage of it.
+
+    Args:
+        timings: of each stage, innermost first.
+        stages: the parts of levels that each uses.
+        network: that of these levels.
+        times: how often it goes through them, each time in a turn.
+    """
+    flows = []
+    for timing, stage in zip(timings, stages, strict=True):
+        shares, messages = _places_of_stage(network, stage)
+        flows.append(Flow(timing.wait_s, timing.hops_s, tuple([timing.bytes_s * share for share in shares]), messages))
+    seconds = sum([timing.seconds for timing in timings]) * times
+    used = map(any, zip(*(flow.messages for flow in flows), strict=True))
+    return Use.started(seconds, [seconds * is_used for is_used in used], [tuple(flows[::-1])] * times, network)
+
+
+@lru_cache(CACHED)
+def _places_of_stage(network: Network, stage: tuple[Level, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Per place how much of the time of the busiest a stage of a gather takes there, and in how many messages."""
+    of_parts = ((1.0, 1.0),) if stage[0].is_switch else gather_loads(stage)
+    busiest = max(seconds for seconds, _ in of_parts)
+    listed = list[tuple[float, float]]()
+    for level in network.levels:
+        here = [
+            (seconds / busiest, messages)
+            for part, (seconds, messages) in zip(stage, of_parts, strict=True)
+            if level.stride <= part.stride < level.stride * level.size
+        ]
+        listed += [here[0] if here else (0.0, 0.0)] * level.places
+    shares, messages = zip(*listed, strict=True)
+    return shares, messages
 
 
 @lru_cache(CACHED)
 def _stages_of_pattern(network: Network, mesh: Mesh, pattern: Pattern) -> tuple[tuple[Level, ...], ...] | None:
     """The stages by which a collective has a formula; None where it is none, or does not lie on levels."""
-    stages = stages_of_group(network, mesh, pattern.gathered_digits) if pattern.stays else None
-    if stages is None or pattern.kind != "all-to-all":
-        return stages
-    if len(stages) > 1 or len(stages[0]) > 1 or not (stages[0][0].is_switch or stages[0][0] in network.levels):
-        return None
-    return stages
+    is_gather = pattern.stays and pattern.kind in ("all-gather", "reduce-scatter")
+    return stages_of_group(network, mesh, pattern.gathered_digits) if is_gather else None
 
 
 @lru_cache(CACHED)

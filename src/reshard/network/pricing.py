@@ -20,16 +20,15 @@ AllGather 17.5 us
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate, pairwise
 from math import prod
 
 from reshard.box import is_one_run
 from reshard.exchange import DigitExchange, Exchange, RingExchange
 from reshard.exchange.by_boxes import BoxExchange
-from reshard.network.formulas import staged_all_gather
+from reshard.network.formulas import stage_timings
 from reshard.network.link_use import (
-    Use,
     stages_of_group,
     unlike_piece_loads,
     unnamed,
@@ -39,9 +38,11 @@ from reshard.network.link_use import (
     use_of_stages,
 )
 from reshard.network.networks import Network, check_reach
+from reshard.network.overlap import FOLLOWED, forget_spans, spans_of_uses
 from reshard.network.patterns import Pattern, kind_of
 from reshard.network.ring_loads import ring_loads, transposed_loads
 from reshard.network.traffic import loads
+from reshard.network.use import Flow, Use, turns_of_hops
 from reshard.steps import Share, Step
 
 NEARLY = 0.99
@@ -65,12 +66,10 @@ def seconds_of(step: Step, network: Network) -> float:
     return _use_of_step(step, network, 1).seconds
 
 
-def overlapped_seconds(shares: Sequence[Share], network: Network) -> float:
+def overlapped_seconds(shares: Sequence[Share], network: Network, followed: int = FOLLOWED) -> float:
     """Seconds in which a tensor goes through chains of steps in equal parts, one behind the other, all chains at once.
 
-    What is busiest of all levels decides, since steps that use the same links or ports wait for one another; before it
-    has begun, and after it is done, a part takes the steps that it takes elsewhere.
-    Every part pays its latencies, and begins a step once the part before has done that, starts and all.
+    Steps that use the same links or ports share them (`overlap.py`), and every part pays its latencies.
 
     By hand, two steps of 4 s each on different levels, in two parts: 2 + 2 s for the first, 2 s more for the second.
 
@@ -85,34 +84,16 @@ def overlapped_seconds(shares: Sequence[Share], network: Network) -> float:
     >>> [overlapped_seconds([Share(steps, parts)], network) for parts in (1, 2, 4)]
     [8.0, 6.0, 5.0]
     """
-    return max(spans[-1][1] for spans in overlapped_spans(shares, network))
+    return max(spans[-1][1] for spans in overlapped_spans(shares, network, followed))
 
 
-def overlapped_spans(shares: Sequence[Share], network: Network) -> list[list[tuple[float, float]]]:
+def overlapped_spans(
+    shares: Sequence[Share], network: Network, followed: int = FOLLOWED
+) -> list[list[tuple[float, float]]]:
     """Per share and step of such chains, when the first part begins it and the last has done it, in seconds."""
     parts = sum(share.parts for share in shares)
     uses = [uses_of(share.steps, network, parts) for share in shares]
-    return spans_of_uses(uses, [share.parts for share in shares])
-
-
-def spans_of_uses(uses: Sequence[Sequence[Use]], parts: Sequence[int]) -> list[list[tuple[float, float]]]:
-    """The same where it is known what every step takes.
-
-    Args:
-        uses: per share, what its steps take of one part.
-        parts: per share, how many go that way.
-    """
-    busy = [[sum(level) for level in zip(*(use.busy for use in chain), strict=True)] for chain in uses]
-    busiest = max(
-        sum(count * level for count, level in zip(parts, levels, strict=True)) for levels in zip(*busy, strict=True)
-    )
-    spans = []
-    for chain, levels, count in zip(uses, busy, parts, strict=True):
-        ends = list(accumulate((use.seconds for use in chain), initial=0.0))
-        in_turn = (count - 1) * max(use.turn_s for use in chain) if len(chain) > 1 else 0.0
-        behind = max(busiest - max(levels), in_turn)
-        spans.append([(start, end + behind) for start, end in pairwise(ends)])
-    return spans
+    return spans_of_uses(uses, [share.parts for share in shares], followed)
 
 
 def busy_seconds(steps: Sequence[Step], network: Network) -> tuple[float, ...]:
@@ -143,7 +124,7 @@ def _use_of_step(step: Step, network: Network, parts: int) -> Use:
     if network.meet_s:
         alone_s += meetings(step) * network.meet_s
     if alone_s:
-        use = Use(use.seconds + alone_s, tuple(busy + alone_s for busy in use.busy), use.turn_s + alone_s)
+        use = use.after_alone(alone_s)
     return use if step.chunks == 1 else use.times(step.chunks)
 
 
@@ -212,8 +193,10 @@ def copied_elements(step: Step) -> int:
     return kept + packed + (0 if is_one_run(piece, after) else prod(after))
 
 
-forget_steps = _use_of_step.cache_clear
-"""Forget what steps cost."""
+def forget_steps() -> None:
+    """Forget what steps cost, alone and in parts."""
+    _use_of_step.cache_clear()
+    forget_spans()
 
 
 def listed_pieces(steps: Sequence[Step]) -> int:
@@ -241,7 +224,8 @@ def use_at_most(step: Step, network: Network) -> Use:
     slowest = min(level.bandwidth for level in network.levels)
     seconds = step.total_received_bytes / slowest + listed_pieces([step]) * latency_s
     whole_s = seconds + network.launch_s * len(step.moves)
-    return Use(whole_s, (seconds,) * network.places + (network.launch_s,), whole_s)
+    busy = (seconds,) * network.places
+    return Use(whole_s, (*busy, network.launch_s), ((Flow(whole_s - seconds, 0.0, busy, (1.0,) * network.places),),))
 
 
 def exchange_seconds(exchange: Exchange, itemsize: float, network: Network) -> float:
@@ -277,13 +261,15 @@ def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> U
             else None
         )
         if unlike is not None:
-            return use_of_loads(unlike, itemsize, network)
+            return use_of_loads(unlike, itemsize, network, exchange.largest_piece * itemsize)
     if isinstance(exchange, RingExchange):
         return _use_of_ring_exchange(exchange, itemsize, network)
     senders, receivers, elements = exchange.traffic()
     if not len(senders):
         return Use.of_nothing(network)
-    return use_of_loads(loads(network.levels, senders, receivers, elements), itemsize, network)
+    return use_of_loads(
+        loads(network.levels, senders, receivers, elements), itemsize, network, float(elements.max()) * itemsize
+    )
 
 
 def _pattern(exchange: DigitExchange) -> Pattern:
@@ -306,9 +292,11 @@ def _use_of_ring_exchange(exchange: RingExchange, itemsize: float, network: Netw
         if use is not None:
             return use
     hops = [loads(network.levels, *traffic) for traffic in exchange.traffic_of_hops()]
-    together = use_of_loads(loads(network.levels, *exchange.traffic()), itemsize, network)
-    seconds = [hop.seconds(network.levels, itemsize) for hop in hops]
-    return Use(sum(seconds) + network.launch_s, together.busy, max(seconds, default=0.0) + network.launch_s)
+    together = use_of_loads(loads(network.levels, *exchange.traffic()), itemsize, network, 1.0)
+    alone = replace(network, launch_s=0.0)
+    uses = [use_of_loads(hop, itemsize, alone, max(hop.carried) * itemsize) for hop in hops if any(hop.carried)]
+    turns = turns_of_hops([use.turns[0][0] for use in uses], together.turns[0][0].busy)
+    return Use.started(sum([use.seconds for use in uses]), together.busy[:-1], turns, network)
 
 
 def _all_reduce_use(step: Step, itemsize: float, network: Network) -> Use | None:
@@ -336,4 +324,4 @@ def _all_reduce_use(step: Step, itemsize: float, network: Network) -> Use | None
     if not tile:
         return Use.of_nothing(network)
     times, gathered = (1, tile * exchange.combined.size) if len(step.moves) == 1 else (2, tile)
-    return use_of_stages(staged_all_gather(stages, gathered), stages, network, times)
+    return use_of_stages(stage_timings(stages, gathered), stages, network, times)

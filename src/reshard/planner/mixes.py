@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import chain, combinations, product
 
 import numpy as np
@@ -21,7 +21,7 @@ from reshard.errors import ReshardError
 from reshard.mix import Floats, GrowingMix, best_mix
 from reshard.network import Use, spans_of_uses, uses_of
 from reshard.planner.level_ways import LevelWays
-from reshard.planner.number_of_parts import MOST_PARTS, WORTH
+from reshard.planner.number_of_parts import FOLLOWED_FIRST, MOST_PARTS, WORTH
 from reshard.planner.policy import is_small
 from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.plans import Plan
@@ -158,25 +158,29 @@ def _in_parts(
     if min(whole[:, -1].min(), _least_seconds(waits, grows, worth)) >= limit * (1 + SAME):
         return plan
     unit = Parting.of(plan.shape, dict.fromkeys(point for route in routes for point in prices.points(route))).unit
-    best, least = [0] * len(routes), limit
-    before = float("inf")
-    for count in (count for count in range(min(unit, MOST_PARTS), 0, -1) if unit % count == 0):
-        numbers, about = _rounded(amounts, count, waits + grows / count)
-        if about >= least:
-            continue
-        uses = [prices.uses(route, count) for route, number in zip(routes, numbers, strict=True) if number]
-        spans = spans_of_uses(uses, [number for number in numbers if number])
-        seconds = max(span[-1][1] for span in spans)
-        if seconds < least:
-            best, least = numbers, seconds
-        if seconds > before:  # fewer parts pay fewer latencies, and overlap less
-            break
-        before = seconds
-    shares = [Share(prices.chain(way), number) for way, number in zip(routes, best, strict=True) if number]
+    counts = [count for count in range(min(unit, MOST_PARTS), 0, -1) if unit % count == 0]
+    rounded = [_rounded(amounts, count, waits + grows / count) for count in counts]
+
+    @cache
+    def seconds(place: int) -> float:
+        numbers, about = rounded[place]
+        if about >= limit:
+            return about
+        uses = [prices.uses(route, counts[place]) for route, number in zip(routes, numbers, strict=True) if number]
+        spans = spans_of_uses(uses, [number for number in numbers if number], FOLLOWED_FIRST)
+        return max(span[-1][1] for span in spans)
+
+    place = min(range(len(counts)), key=lambda place: rounded[place][1])
+    for turn in (1, -1):
+        while 0 <= place + turn < len(counts) and seconds(place + turn) < seconds(place):
+            place += turn
+    best = rounded[place][0] if seconds(place) < limit else []
+    shares = [Share(prices.chain(way), number) for way, number in zip(routes, best, strict=False) if number]
     if not shares:
         return plan
     shares.sort(key=lambda share: -share.parts)
-    return replace(plan, steps=shares[0].steps, parts=sum(best), beside=tuple(shares[1:]))
+    shared = replace(plan, steps=shares[0].steps, parts=sum(best), beside=tuple(shares[1:]))
+    return shared if (shared.seconds or 0.0) < (plan.seconds or 0.0) else plan
 
 
 def _least_seconds(waits: Floats, grows: Floats, worth: Floats) -> float:

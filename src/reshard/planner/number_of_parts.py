@@ -33,6 +33,8 @@ from reshard.steps import Share
 
 MOST_PARTS = 128
 """More parts gain less than 1 % where latencies do not count."""
+FOLLOWED_FIRST = 8
+"""So many parts are followed to choose their number; the plan that is chosen must take less with all followed."""
 WORTH = 0.99
 """In parts a plan must take less than so much of what it takes whole."""
 
@@ -48,7 +50,7 @@ def overlapped(plan: Plan) -> Plan:
     if busiest >= alone * WORTH:
         return plan
     unit = plan.parting.unit
-    waits = overlapped_seconds([Share(plan.steps, 2**60)], network) / 2**60  # of one part, on the busiest level
+    waits = overlapped_seconds([Share(plan.steps, 2**60)], network, 1) / 2**60  # of one part, on the busiest level
     best = isqrt(int((alone - busiest) / waits)) if waits * MOST_PARTS**2 > alone - busiest else MOST_PARTS
     counts = [count for count in range(2, min(unit, MOST_PARTS) + 1) if unit % count == 0]
     if not counts:
@@ -56,7 +58,7 @@ def overlapped(plan: Plan) -> Plan:
 
     @cache
     def seconds(place: int) -> float:
-        return overlapped_seconds([Share(plan.steps, counts[place])], network)
+        return overlapped_seconds([Share(plan.steps, counts[place])], network, FOLLOWED_FIRST)
 
     place = max(bisect_right(counts, best) - 1, 0)
     for turn in (1, -1):  # where hops are a floor under bytes, more parts may take no longer, or fewer
