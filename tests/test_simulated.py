@@ -18,16 +18,14 @@ from reshard.problem import Reshard
 from reshard.steps import Step, chain_through
 
 NEAR = 0.05
-NEAR_OF_FEW = 0.25
-"""Prices count parts as many: of few the first and the last fill links that the others would leave idle, or less."""
 
 
-def check_price(made: Plan, network: Network, near: float = NEAR) -> None:
+def check_price(made: Plan, network: Network) -> None:
     """So near, and no faster than the bound."""
     found = simulated_seconds(made, network)
     assert made.seconds is not None
     assert found >= (made.lower_bound_seconds or 0.0) * (1 - 1e-6), made
-    assert 1 - near <= found / made.seconds <= 1 + near, f"{found} for {made}"
+    assert 1 - NEAR <= found / made.seconds <= 1 + NEAR, f"{found} for {made}"
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -101,7 +99,7 @@ def test_small_plans_on_rings_and_lines_take_what_they_say(seed: int) -> None:
         made = plan(source, target, shape, "int8", network=network)
         if made.received_bytes:
             sent += 1
-            check_price(made, network, NEAR if made.parts == 1 else NEAR_OF_FEW)
+            check_price(made, network)
     assert sent > 10
 
 

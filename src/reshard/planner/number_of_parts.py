@@ -33,7 +33,7 @@ from reshard.steps import Share
 
 MOST_PARTS = 128
 """More parts gain less than 1 % where latencies do not count."""
-FOLLOWED_FIRST = 8
+FOLLOWED_FIRST = 16
 """So many parts are followed to choose their number; the plan that is chosen must take less with all followed."""
 WORTH = 0.99
 """In parts a plan must take less than so much of what it takes whole."""

@@ -157,7 +157,7 @@ class RoutePrices:
         return [use for _, use in legs]
 
     def least_seconds_in_parts(self, way: TimedRoute) -> float:
-        """What a way takes at the least in two parts or more, one behind the other.
+        """What a way takes at the least in two parts or more, one behind the other, were latencies to hold links too.
 
         Endless where halves take longer than the whole, for more parts pay as many latencies more each.
         What a step takes is a latency and what grows with the bytes at least as fast as between a half and the whole.
