@@ -243,22 +243,18 @@ class RoutePrices:
         source, target = map(self.of_steps.roles_of, self.ends) if self.by_digits else (None, None)
         return 0.0 if source is None or target is None else self.of_steps.least_seconds(source, target, starts)
 
-    def least_seconds_of_parts(self, timed: Iterable[TimedRoute]) -> float:
-        """What ways take at the least in which a tensor goes in parts, or in shares; 0 where digits do not say it.
+    def may_part(self, timed: Iterable[TimedRoute], limit_s: float) -> bool:
+        """Whether a tensor that goes in parts, or in shares, by ways that are timed may take less than a limit.
 
-        Its parts start three times or more, or all of them go by ways that start once: by these, which are timed, two
-        starts come one after the other, and then what the soonest takes however little it sends.
+        One start more than the soonest of them takes however little it sends, and no less than all bytes take.
         """
         if not self.by_digits:
-            return 0.0
+            return True
         launch_s = self.network.launch_s
-        once = [way.route for way in timed if launch_s and way.busy[-1] <= launch_s * (1 + TIE)]
-        least_once_s = min([sum(use.seconds for use in self.uses(route, NOTHING)) for route in once], default=inf)
-        return (
-            max(launch_s + min(2 * launch_s, least_once_s), self.least_seconds(1))
-            if launch_s
-            else self.least_seconds(1)
-        )
+        if self.least_seconds(1) >= limit_s or 2 * launch_s >= limit_s:
+            return False
+        latencies = (sum([use.seconds for use in self.uses(way.route, NOTHING)]) for way in timed)
+        return not launch_s or any(launch_s + latency_s < limit_s for latency_s in latencies)
 
     def is_one_collective(self) -> bool | None:
         """Whether one AllGather, Slice or Permute leads to the target; None where digits do not say it."""

@@ -386,7 +386,7 @@ def _best_of(
         plans += fastest(timed, prices, options)
     if not plans:
         raise ReshardError("too-large", f"no way is known for {prices.reshard} whose pieces can be listed")
-    if prices.least_seconds_of_parts([*beside, *timed]) >= min(least, known_s):
+    if not prices.may_part([*beside, *timed], min(least, known_s)):
         return best_plan(plans)
     best = best_plan([*plans, *_in_parts(timed, prices, options, known_s)])
     if legs and best is not known:
