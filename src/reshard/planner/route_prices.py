@@ -40,7 +40,7 @@ TIE = 1e-12
 """Routes whose times differ by less are compared by what they receive."""
 MOST_PIECES = 2**16
 """On many devices ways are left out with more pieces to look at one by one."""
-NOTHING = 2**40
+VERY_MANY = 2**40
 """One of so many parts takes next to nothing but latencies."""
 MANY = 3
 """From so many plans on that need not be made it is worth telling whether one moves as little as any."""
@@ -253,7 +253,7 @@ class RoutePrices:
         launch_s = self.network.launch_s
         if self.least_seconds(1) >= limit_s or 2 * launch_s >= limit_s:
             return False
-        latencies = (sum([use.seconds for use in self.uses(way.route, NOTHING)]) for way in timed)
+        latencies = (sum([use.seconds for use in self.uses(way.route, VERY_MANY)]) for way in timed)
         return not launch_s or any(launch_s + latency_s < limit_s for latency_s in latencies)
 
     def is_one_collective(self) -> bool | None:
