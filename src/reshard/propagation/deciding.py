@@ -49,7 +49,7 @@ class Gone(NamedTuple):
     around: tuple[int, ...]
     """The places of its neighbours."""
     paid: Costs
-    """Along a dim for each of them, and the last for its own choices."""
+    """Along a dim for its own choices, and then one for each of them."""
 
 
 def decided(ends: Sequence[End], held: Sequence[int]) -> dict[int, int]:
@@ -119,7 +119,8 @@ class _Tables:
                 sizes[each] = self._size(each)
                 heappush(waiting, (sizes[each], each))
         for end in reversed(gone):
-            picked[end.place] = int(end.paid[tuple(picked[each] for each in end.around)].argmin())
+            beside: tuple[slice | int, ...] = (slice(None), *(picked[each] for each in end.around))
+            picked[end.place] = int(end.paid[beside].argmin())
         return picked
 
     def _size(self, place: int) -> int:
@@ -129,8 +130,9 @@ class _Tables:
     def _put(self, together: Together) -> None:
         for place in together.places:
             self._of[place].append(together)
-            self._around[place].update(together.places)
-            self._around[place].discard(place)
+            around = self._around[place]
+            around.update(together.places)
+            around.discard(place)
 
     def _take(self, place: int) -> list[Together]:
         """All that an end pays, which goes."""
@@ -143,16 +145,17 @@ class _Tables:
     def _without(self, place: int) -> Gone:
         """Take an end out, its neighbours paying for its best choice."""
         around = tuple(sorted(self._around[place]))
-        axes = (place, *around)
         parts = []
         for places, costs in self._take(place):
             own = places.index(place)
-            shape = [self._sizes[each] if each in places else 1 for each in axes]
-            parts.append(costs.transpose(own, *range(own), *range(own + 1, len(places))).reshape(shape))
-        paid = np.asarray(reduce(add, parts))  # own choices first: their least is taken so in a fifth of the time
+            part = costs.transpose(own, *range(own), *range(own + 1, len(places))) if own else costs
+            if len(places) <= len(around):
+                part = part.reshape(self._sizes[place], *[self._sizes[n] if n in places else 1 for n in around])
+            parts.append(part)
+        paid = reduce(add, parts)  # own choices first: their least is taken so in a fifth of the time
         if around:
             self._put(Together(around, np.asarray(np.minimum.reduce(paid))))
-        return Gone(place, around, paid.transpose(*range(1, paid.ndim), 0))
+        return Gone(place, around, paid)
 
     def _hold(self, place: int) -> int:
         """Hold an end as it is; its choice."""

@@ -260,18 +260,19 @@ class Model:
             if layouts.received is not None:
                 self._costs[key] += layouts.received * (key[1] * self.goal.per_byte)
         node = Node(number, layouts, self._costs[key])
-        for place, options in enumerate(tensors):
+        read_by_all = list(zip(*(each.values for each in alike), strict=True))
+        for place, (options, values) in enumerate(zip(tensors, read_by_all, strict=True)):
             is_result = place == len(tensors) - 1
-            maker = net.graph.operations[operation.values[place].number]
+            maker = net.graph.operations[values[0].number]
             often = trips[place] * (1 - TAKEN_APART if maker.name == "element" else 1)
             read: dict[Variable, int] = {}
-            for each in alike:
-                read.setdefault(self.variables[each.values[place].number], each.values[place].number)
+            for each in values:
+                read.setdefault(self.variables[each.number], each.number)
             for variable, value in read.items():
                 rent = 0.0
                 if rents:
-                    values = {value.number for value in (each.values[place] for each in alike)}
-                    own = [rents[n] for n in values if n in rents and self.variables[n] is variable]
+                    numbers = {each.number for each in values}
+                    own = [rents[n] for n in numbers if n in rents and self.variables[n] is variable]
                     rent = sum(rent.made if is_result else rent.wanted for rent in own)
                     rent /= max(often * variable.count, 1.0)  # a loop may have no turns
                 is_one = is_result and operation.name in IDENTICAL  # what is wanted and what is kept are one
