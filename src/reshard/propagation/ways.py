@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from reshard.axis import Axis
 from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.tasks import Calculation, Wait
-from reshard.operations.pattern import SUMMED
 from reshard.propagation.space import Costs, Numbers, Options, Pieces, rows_of
 
 MOST_LAYOUTS = 4096
@@ -237,7 +236,7 @@ def _choices(
     pattern, labels, along = calculation.pattern, calculation.pattern.labels, waiting[-1].pieces
     sizes = calculation.sizes
     cuttable = [1 + n for n, label in enumerate(labels) if sizes[n] > 1 and label not in calculation.whole]
-    kept = [n for n in cuttable if pattern.role(labels[n - 1]) not in SUMMED]
+    kept = [n for n in cuttable if labels[n - 1] not in pattern.reduced]
     choices = []
     for piece, size in enumerate(pieces.sizes.tolist()):
         own = cuttable if piece in along else kept
@@ -282,7 +281,7 @@ def _meanings(calculation: Calculation, tensors: Sequence[Options], waits: Seque
         combined = options.roles - 1
         dims = {name: 1 + dim for dim in reversed(range(len(term))) for name in term[dim]}
         if number == last:
-            dims = {name: combined for name in labels if pattern.role(name) in SUMMED} | dims
+            dims |= dict.fromkeys(pattern.reduced, combined)
         holding = [combined if number == last or number in wait.operands else 0 for wait in waits]
         meanings.append(np.array([0, *(dims.get(name, 0) for name in labels), *holding], dtype=np.int64))
     return meanings
