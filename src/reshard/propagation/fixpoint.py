@@ -144,6 +144,8 @@ class Net:
         self._rule_ids: dict[Rule, int] = {}
         self._rule_of = [self._rule_ids.setdefault(rule, len(self._rule_ids)) for rule in self.rules]
         self._state_ids: dict[tuple[State | None, int], int] = {}
+        self._dims: dict[int, tuple[Axes, ...]] = {}
+        """By the number of a state its axes, one object for all values and runs."""
         self._mesh_ids = {id(mesh): number for number, mesh in enumerate(graph.meshes.values())}
 
     @cached_property
@@ -242,7 +244,7 @@ class Net:
 
     def forget(self) -> None:
         """Let go of what runs have looked up."""
-        for looked_up in (self._wishes, self._growths, self._state_ids):
+        for looked_up in (self._wishes, self._growths, self._state_ids, self._dims):
             looked_up.clear()
         self.__dict__.pop("_blank", None)
 
@@ -275,7 +277,7 @@ class Net:
                 states[number] = self._seen(number, sharding, level, first, states[number], flow)
                 ids[number] = self._state_id(states[number], self.meshes[number])
             self._settle(states, ids, {op for value in annotations for op in self.neighbours[value]}, flow, level)
-        flow.dims = [state.dims for state in states]
+        flow.dims = [self._dims.setdefault(ids[number], state.dims) for number, state in enumerate(states)]
         return flow
 
     @cached_property
@@ -469,7 +471,7 @@ def value_meshes(graph: Builder) -> list[Mesh]:
         for operand in operation.operands:
             if operand.number in undecided:
                 meshes[operand.number] = meshes[operation.result.number] or meshes[operand.number]
-    return [graph.mesh if mesh is None else mesh for mesh in meshes]
+    return [own[graph.mesh] if mesh is None else mesh for mesh in meshes]
 
 
 def sharding_of(net: Net, flow: Flow, value: Value) -> Sharding:

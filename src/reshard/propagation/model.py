@@ -342,7 +342,7 @@ class Model:
         """Per tensor of an operation the pieces along which it may be unreduced, where that is on the same mesh."""
         meshes, mesh = self.net.meshes, self.net.meshes[operation.result.number]
         return tuple(
-            self.waiting[value.number] if meshes[value.number] == mesh else Along(frozenset(), "sum")
+            self.waiting[value.number] if meshes[value.number] is mesh else Along(frozenset(), "sum")
             for value in operation.values
         )
 

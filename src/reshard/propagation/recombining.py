@@ -242,19 +242,17 @@ class _Problem:
 
     def _wants(self, variable: Variable) -> dict[Sharing, Wants]:
         """Per kind of reshards of a value in which options it is wanted."""
-        counts = {kind: {**own} for kind, own in self._chosen.wanted[id(variable)].items()}
-        now = {kind: frozenset(own) for kind, own in counts.items()}
-        may: dict[Sharing, set[int]] = {kind: set() for kind in counts}
-        several: dict[Sharing, set[int]] = {kind: set() for kind in counts}
-        for edge, picks in self._uses.get(id(variable), ()):
-            kind, options = edge.sharing, picks.listed
-            counts[kind][edge.picks.listed[self._chosen.layouts[edge.node.number]]] -= 1
-            several[kind].update(may[kind].intersection(options))
-            may[kind].update(options)
         wants: dict[Sharing, Wants] = {}
-        for kind, own in counts.items():
-            anyway = frozenset([option for option, count in own.items() if count > 0])
-            wants[kind] = Wants(now[kind], anyway, frozenset(several[kind]) - anyway)
+        uses = self._uses.get(id(variable), ())
+        for kind, wanted in self._chosen.wanted[id(variable)].items():
+            counts, may, several = dict(wanted), set[int](), set[int]()
+            for edge, picks in uses:
+                if edge.sharing == kind:
+                    counts[edge.picks.listed[self._chosen.layouts[edge.node.number]]] -= 1
+                    several.update(may.intersection(picks.listed))
+                    may.update(picks.listed)
+            anyway = frozenset([option for option, count in counts.items() if count > 0]) if may else frozenset(wanted)
+            wants[kind] = Wants(frozenset(wanted), anyway, frozenset(several - anyway))
         return wants
 
     def _pass(self, passed: _PassedValue, nodes: Mapping[int, End]) -> None:
@@ -276,7 +274,7 @@ class _Problem:
         key = id(node.cost), layouts
         if key not in self._works:
             self._works[key] = node.cost[list(layouts)]
-        end = End(node, self._works[key], np.arange(len(layouts)))
+        end = End(node, self._works[key], _numbers(len(layouts)))
         self._add(end, layouts.index(self._chosen.layouts[node.number]))
         self._link(end, ((edge, self._picks(edge)) for edge in node.makes if not edge.variable.passes))
         self._link(end, chain.from_iterable(self._reads[node.number].values()))
@@ -324,12 +322,12 @@ class States:
             apart = [each - {option} if is_own and option in each else each for (is_own, _), each in pairs]
             return ValueState(option, tuple(apart))
 
-        besides = [*map(with_these, _subsets(free, len(kept))), with_these(now)]
-        self.all = list(dict.fromkeys(state(option, there) for there in besides for option in kept))
-        self.held = self.all.index(state(own, besides[-1]))
+        besides = map(with_these, dict.fromkeys((*_subsets(free, len(kept)), now)))
+        self.all = list(dict.fromkeys([state(option, there) for there in besides for option in kept]))
+        self.held = self.all.index(state(own, with_these(now)))
         """The place of that in which it is."""
         self.kept: Numbers = np.array([each.kept for each in self.all])
-        self.numbers: Numbers = np.arange(len(self.all))
+        self.numbers = _numbers(len(self.all))
         self.nothing = np.zeros(len(self.all))
         self._shared = [each.anyway | each.several for _, each in wants]
         """Per kind the options that are there for all who want them so, or are not, by the state."""
@@ -431,6 +429,11 @@ class _PassedValue(NamedTuple):
         price, before, after = self.reader.table.price, self.maker.picks.listed[made], self.reader.picks.listed[read]
         times, again = self.maker.times, self.reader.times
         return min(self.kept, key=lambda kept: price.item(before, kept) * times + price.item(kept, after) * again)
+
+
+@lru_cache(MOST_KNOWN)
+def _numbers(count: int) -> Numbers:
+    return np.arange(count)
 
 
 def _subsets(free: Sequence[tuple[int, int]], times: int) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -337,9 +337,9 @@ class Options:
             pairs = rows[:, None], columns
             if {*after} < {*before}:
                 on, stays, direct = cost[columns[:, None], columns], is_in_place[pairs], cost[pairs]
+                first = np.where(stays, direct, np.inf)
                 for row in np.flatnonzero(~stays.all(axis=1)).tolist():
-                    onward = stays[row].nonzero()[0]
-                    least = np.min(direct[row, onward][:, None] + on[onward], axis=0, initial=np.inf)
+                    least = np.minimum.reduce(first[row][:, None] + on)
                     cost[rows[row], columns] = np.where(stays[row], direct[row], least)
             elif {*before} < {*after}:
                 is_last = self._cut_last({*after} - {*before})[rows]

@@ -48,6 +48,10 @@ class Picks:
     def __init__(self, picks: Numbers) -> None:
         self.numbers = picks
         """Per layout, the number of the option."""
+        self.listed: list[int] = picks.tolist()
+        """The same, as Python's numbers."""
+        self.are_several = len({*self.listed}) > 1
+        """Whether layouts want different options."""
         self._parts: dict[tuple[int, ...], Picks] = {}
 
     @cached_property
@@ -63,11 +67,6 @@ class Picks:
     def places(self) -> Numbers:
         """Which of them each layout wants."""
         return self.options.searchsorted(self.numbers)
-
-    @cached_property
-    def are_several(self) -> bool:
-        """Whether layouts want different options."""
-        return len({*self.listed}) > 1
 
     def of(self, layouts: tuple[int, ...]) -> Picks:
         """The options that some of the layouts want."""
@@ -92,12 +91,6 @@ class Picks:
         """Per option where its layouts begin there."""
         counts = self._counts[self.options]
         return np.asarray(counts.cumsum() - counts)
-
-    @cached_property
-    def listed(self) -> list[int]:
-        """Per layout, the number of the option, as Python has it."""
-        listed: list[int] = self.numbers.tolist()
-        return listed
 
     def least(self, costs: Costs) -> Costs:
         """Per option the least of what layouts cost that want it."""
