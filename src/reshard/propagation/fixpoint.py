@@ -415,25 +415,29 @@ def wishes(rule: Rule, states: Sequence[State | None], sizes: Sizes) -> Wishes:
         sizes: those of the mesh.
     """
     held: list[list[tuple[Axes, int]]] = [[] for _ in rule.sizes]
+    """Per label the axes that tensors have of it, where they have any."""
     rests: set[tuple[int, int]] = set()
     for term, state in enumerate(states):
         if state is None:
             continue
         for dim, (group, axes) in enumerate(zip(rule.terms[term], state.dims, strict=True)):
+            if not axes:
+                continue
             if len(group) == 1:
                 held[group[0]].append((axes, term))
                 continue
             labelled = labels_of(group, axes, rule.sizes, sizes)
             for label, own in zip(group, labelled.lists, strict=True):
-                held[label].append((own, term))
+                if own:
+                    held[label].append((own, term))
             if labelled.rest:
                 rests.add((term, dim))
-    agreed: dict[int, Axes] = {}
+    agreed: dict[int, Axes] = dict.fromkeys(range(len(held)), ())
     disagree = False
     for label, lists in enumerate(held):
-        cut_by = [axes for axes, _ in lists if axes]
-        agreed[label], apart = longest_agreed(cut_by) if cut_by else ((), False)
-        disagree |= apart
+        if lists:
+            agreed[label], apart = longest_agreed([axes for axes, _ in lists])
+            disagree |= apart
 
     def giver_of(label: int) -> tuple[int, int]:
         """The elements of the largest tensor that has what is agreed on, and less than 0 its number."""

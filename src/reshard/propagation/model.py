@@ -41,6 +41,7 @@ from reshard.propagation.message_waits import waits
 from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
 from reshard.propagation.space import Costs, Options
 from reshard.propagation.trees import BARRED, Table
+from reshard.propagation.two_steps import in_steps
 from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import Along, Layouts, layouts_of
 from reshard.sharding import Sharding
@@ -410,7 +411,7 @@ class Model:
         if len(self.net.rules_of_uneven) < 2:
             lacking = lacked_unevenly(options, self.net.uneven)
             known = np.maximum(bound, self._taken_for(lacking * itemsize, options)) if lacking.any() else bound
-        return options.in_steps(known + self._waits(options, itemsize))
+        return in_steps(options, known + self._waits(options, itemsize))
 
     def _taken_for(self, received: Costs, options: Options) -> Costs:
         """What it costs at the least that a device receives so many bytes, of values with some options."""
