@@ -114,6 +114,14 @@ class Operation:
         """The operands, and last the result."""
         return (*self.operands, self.result)
 
+    @property
+    def nameless(self) -> tuple[object, ...]:
+        """All that it says but what its values are called and where it stands: what equal operations share."""
+        values = self.values
+        shapes, dtypes = tuple([value.shape for value in values]), tuple([value.dtype for value in values])
+        labels = self.replicated, self.shifted, self.selected, self.sizes
+        return self.name, self.pattern, shapes, dtypes, labels, self.attributes, self.reduction
+
     def check_kind(self, *, is_opaque: bool) -> None:
         """Refuse what no operation of its kind can be.
 

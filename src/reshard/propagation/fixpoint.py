@@ -119,7 +119,11 @@ class Net:
         self.graph = graph
         self.values = graph.values
         self.meshes = value_meshes(graph)
-        self.rules: list[Rule] = [operation_rule(operation) for operation in graph.operations]
+        firsts: dict[tuple[object, ...], int] = {}
+        self._first_of = [firsts.setdefault(op.nameless, number) for number, op in enumerate(graph.operations)]
+        """Per operation the number of the first one that says the same, whatever its values are called."""
+        rules = {first: operation_rule(graph.operations[first]) for first in firsts.values()}
+        self.rules: list[Rule] = [rules[first] for first in self._first_of]
         self.places: list[tuple[int, ...]] = []
         """Per operation, the values of its terms; -1 for one on another mesh than the result."""
         self.neighbours: list[list[int]] = [[] for _ in graph.operations]
@@ -142,7 +146,8 @@ class Net:
         self._growths: dict[tuple[int, ...], Growth] = {}
         """By a value's state and the identities of what is proposed to it."""
         self._rule_ids: dict[Rule, int] = {}
-        self._rule_of = [self._rule_ids.setdefault(rule, len(self._rule_ids)) for rule in self.rules]
+        ids = {first: self._rule_ids.setdefault(rule, len(self._rule_ids)) for first, rule in rules.items()}
+        self._rule_of = [ids[first] for first in self._first_of]
         self._state_ids: dict[tuple[State | None, int], int] = {}
         self._dims: dict[int, tuple[Axes, ...]] = {}
         """By the number of a state its axes, one object for all values and runs."""
@@ -151,18 +156,13 @@ class Net:
     @cached_property
     def calculations(self) -> list[Calculation]:
         """Per operation what it computes; those that are equal are one."""
-        known: dict[tuple[object, ...], Calculation] = {}
+        known: dict[int, Calculation] = {}
         equal: dict[Calculation, Calculation] = {}
-        calculations = []
-        for operation, rule, rule_id in zip(self.graph.operations, self.rules, self._rule_of, strict=True):
-            dtypes = tuple(value.dtype for value in operation.values)
-            details = operation.attribute("value"), operation.reduction, operation.reaches
-            key = operation.name, operation.pattern, rule_id, dtypes, details
-            if key not in known:
-                calculation = calculation_of(operation, rule)
-                known[key] = equal.setdefault(calculation, calculation)
-            calculations.append(known[key])
-        return calculations
+        for first in self._first_of:
+            if first not in known:
+                calculation = calculation_of(self.graph.operations[first], self.rules[first])
+                known[first] = equal.setdefault(calculation, calculation)
+        return [known[first] for first in self._first_of]
 
     @cached_property
     def fusion(self) -> Fusion:
