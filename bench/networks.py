@@ -29,6 +29,7 @@ PATTERNS = (
     link_use.stages_of_group,
     link_use._least_carried,
     link_use._stages_of_pattern,
+    digit_loads._fullest_of_alike,
     digit_loads._mean_passing,
     Pattern.of,
     level_ways._graph,

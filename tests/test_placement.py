@@ -35,6 +35,7 @@ from reshard.propagation.shares import even_shares
 from reshard.propagation.space import MOST_ROWS, Options, Pieces
 from reshard.propagation.ties import classes_of, kinds_of
 from reshard.propagation.trees import arborescence
+from reshard.propagation.two_steps import in_steps
 from reshard.propagation.ways import Picks
 
 
@@ -560,7 +561,7 @@ def test_guessed_seconds_of_reshards_are_no_more_than_they_take(axes: dict[str, 
     pieces = Pieces(mesh, [])
     options = Options(pieces, (8, 8), waiting=range(len(pieces.all)))
     bound = options.seconds(network, 4)
-    guess = options.in_steps(bound + waits(options, network, 4))
+    guess = in_steps(options, bound + waits(options, network, 4))
     rng = random.Random(0)
     missed = {"bound": 0.0, "guess": 0.0}
     pairs = [pair for pair in product(range(len(options.all)), repeat=2) if bound[pair] < np.inf]
@@ -579,7 +580,7 @@ def test_guessed_bytes_of_values_that_are_combined_and_go_from_dim_to_dim(axes: 
     pieces = Pieces(Mesh.of(**axes), [])
     options = Options(pieces, (8, 8, 8), waiting=range(len(pieces.all)))
     bound = options.received()
-    guess = options.in_steps(bound + options.carried_besides())
+    guess = in_steps(options, bound + options.carried_besides())
     waits = [{*option.unreduced} for option in options.all]
     pairs = [pair for pair in product(range(len(waits)), repeat=2) if waits[pair[1]] < waits[pair[0]]]
     sums = {"taken": 0.0, "bound": 0.0, "guess": 0.0}

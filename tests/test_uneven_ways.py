@@ -14,8 +14,11 @@ from time_bounds import NETWORKS, pairs
 
 from reshard import Mesh, Network, Plan, ReshardError, Sharding, plan
 from reshard.deal import Deal
+from reshard.planner.evened import evened_shapes
+from reshard.planner.larger_tensors import ended_inside as plans_ended_inside
 from reshard.plans.ended_inside import ended_inside
 from reshard.plans.parts import Parting
+from reshard.problem import Reshard
 from reshard.tiling import Tiling
 
 SHAPES = ((61, 35), (253, 381), (45, 49), (509, 127))
@@ -79,6 +82,22 @@ def test_what_the_whole_tensor_does_is_said_and_checked() -> None:
     for whole in ((2, 2), (-1, 0), (1,), (0, 0)):
         with pytest.raises(ReshardError, match=r"no two counts|part before step|cannot be cut in"):
             replace(made, whole=whole)
+
+
+def test_parts_that_cannot_be_made_are_no_plan() -> None:
+    """A larger tensor goes along rings in 13 parts, whose blocks no digits say for one that ends inside it."""
+    mesh, network = Mesh.of(A=4, B=4, C=2, D=2, E=4), Network.preset("tpu-v5e-16x16")
+    reshard = Reshard.of(
+        Sharding.of(mesh, ("E", "C"), "A"), Sharding.of(mesh, ("D", "B", "A"), "C"), (16383, 16385), "float32"
+    )
+    larger = [
+        plan(reshard.source, reshard.target, shape, "float32", network=network) for shape in evened_shapes(reshard)
+    ]
+    assert any(step.ring is not None for made in larger for share in made.shares for step in share.steps)
+    assert any(made.parts > 1 for made in larger)
+    for made in larger:
+        for ended in plans_ended_inside(reshard, made):
+            assert ended.received_bytes >= ended.lower_bound_bytes
 
 
 @pytest.mark.slow

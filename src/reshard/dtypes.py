@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 from typing import Any
 
@@ -203,6 +204,8 @@ def dtype_named(value: Any) -> DType:
 
 def _name_of(value: Any) -> str | None:
     """What an object that stands for a dtype calls itself."""
+    if isinstance(value, np.dtype):
+        return _name_of_numpys(value)
     if type(value).__module__ == "torch":
         return str(value)
     for word in ("name", "__name__"):
@@ -210,6 +213,12 @@ def _name_of(value: Any) -> str | None:
         if isinstance(name, str):
             return name
     return None
+
+
+@lru_cache(256)
+def _name_of_numpys(dtype: np.dtype[Any]) -> str:
+    """What NumPy calls a dtype of its own, which it works out each time."""
+    return dtype.name
 
 
 def _numpys_name(name: str) -> str:

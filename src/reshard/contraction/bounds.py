@@ -38,7 +38,6 @@ from reshard.contraction.tasks import Stage, Task
 from reshard.digits import Digit, Digits
 from reshard.network import Network
 from reshard.network.inflow import DeviceGroup, groups_of
-from reshard.operations.pattern import SUMMED
 from reshard.sharding import Sharding
 
 Amounts = NDArray[np.float64]
@@ -267,7 +266,7 @@ class Bounds:
     def _of_result(self, cut: _Cut, lengths: Rows) -> Amounts:
         task, labels = self.task, self.table.labels
         term = len(task.sources)
-        unreduced = {1 + number for number, label in enumerate(labels) if task.pattern.role(label) in SUMMED}
+        unreduced = {1 + number for number, label in enumerate(labels) if label in task.pattern.reduced}
         unreduced |= {1 + len(labels) + number for number in range(len(task.waits))}
         classes = self._classes(cut, unreduced)
         tiles = self._sides(term, lengths)

@@ -27,7 +27,7 @@ from reshard.axis import Axes, merged, sorted_and_merged
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
-from reshard.operations.pattern import SUMMED, Pattern
+from reshard.operations.pattern import Pattern
 from reshard.sharding import Sharding
 
 
@@ -62,7 +62,7 @@ class ComputeLayout:
             ReshardError: the code of the rule of `Sharding` that is broken.
         """
         by_label = dict(zip(self.pattern.labels, self.axes, strict=True))
-        summed = [axis for label, axes in by_label.items() if self.pattern.role(label) in SUMMED for axis in axes]
+        summed = [axis for label, axes in by_label.items() if label in self.pattern.reduced for axis in axes]
         unreduced = (*self.unreduced, tuple(dict.fromkeys((*summed, *itertools.chain(*self.unreduced)))))
         return tuple(
             closed_sharding(

@@ -28,7 +28,7 @@ from reshard.dtypes import REDUCTIONS, DType, dtype_named, widest
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
 from reshard.operations.operation import Operation
-from reshard.operations.pattern import SUMMED, Pattern
+from reshard.operations.pattern import Pattern
 from reshard.operations.reaching import Reached
 from reshard.operations.rules import Rule, reduction_of, waiting_operands
 from reshard.sharding import Sharding
@@ -177,7 +177,7 @@ def stages_of(pattern: Pattern, sizes: Mapping[str, int]) -> tuple[Stage, ...]:
 
 
 def _stage(pattern: Pattern) -> Stage:
-    sums = any(pattern.role(label) in SUMMED for label in pattern.labels)
+    sums = bool(pattern.reduced)
     read = frozenset(label for label in pattern.labels if pattern.role(label) != "broadcast")
     return Stage(read, len(pattern.operands) - 1 + sums)
 

@@ -91,6 +91,13 @@ def sharding_of(sharding: object, mesh: AnyMesh | Mesh | None = None, ndim: int 
     if isinstance(sharding, Sharding):
         sharding.check_plain("an array of JAX")
         return sharding
+    if isinstance(sharding, NamedSharding):
+        return _of_named(sharding, ours, ndim)
+    return _of_foreign(sharding, ours, ndim)
+
+
+def _of_foreign(sharding: object, ours: Mesh | None, ndim: int | None) -> Sharding:
+    """As `sharding_of`, where it is not ours."""
     record = sharding_record(sharding, ndim) if isinstance(sharding, AnySharding | HloSharding) else None
     if record is None:
         raise ReshardError(
@@ -99,6 +106,10 @@ def sharding_of(sharding: object, mesh: AnyMesh | Mesh | None = None, ndim: int 
     if ours is None and isinstance(sharding, PartitionSpec):
         raise ReshardError("unknown-mesh", f"{sharding} does not say on which mesh; a mesh must be given or set")
     return sharding_of_record(record, ours, ndim)
+
+
+_of_named = lru_cache(1024)(_of_foreign)
+"""The same: of the many arguments of a function few have shardings of their own."""
 
 
 def partition_spec_of(sharding: Sharding) -> PartitionSpec:

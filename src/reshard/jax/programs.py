@@ -342,11 +342,9 @@ class ArrayExtents:
 
     def cleared(self, tiles: Sequence[Any]) -> list[Any]:
         """The tiles, what lies beyond their ends put at the identity of the reduction that would take it in."""
-        if self.operation.pattern is None:
+        if self.operation.pattern is None or not self.operation.pattern.reduced:
             return list(tiles)
         rule, cleared = operation_rule(self.operation), list(tiles)
-        if LabelRole.REDUCED not in rule.roles:
-            return cleared
         for term, tile in enumerate(tiles):
             for dim, group in enumerate(rule.terms[term]):
                 has_window = self.shardings[term].dims and self.shardings[term].dims[dim].window

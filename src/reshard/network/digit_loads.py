@@ -53,8 +53,8 @@ from reshard.network.traffic import (
     runs,
 )
 
-CACHED = 256
-"""Means of what pieces pass that are kept."""
+CACHED = 4096
+"""Levels along which pieces go that are kept, with what their links carry, and means of what pieces pass."""
 TABLED = 32
 """Of rings and lines of up to so many devices it is a table what pieces pass."""
 
@@ -194,6 +194,27 @@ class _Side:
     """The latencies of those that were taken, of a device that has some left."""
     longest: float = 0.0
     """The latencies of all pieces of one device, where switches take all."""
+
+
+class _Stream(NamedTuple):
+    """Pieces that go along a level."""
+
+    digits: Digits
+    """Where each goes, as `_passes` says, by the values of variables."""
+    amounts: Floats | float
+    """Of each, or of every one."""
+
+
+def _fullest(level: Level, lines: int, streams: Sequence[_Stream]) -> tuple[float, tuple[float, ...]]:
+    """What the busiest link of a level carries, and those that are told apart; arguments are those of `_passes`."""
+    pieces = [stream.digits.offsets() for stream in streams]
+    amounts = [np.broadcast_to(stream.amounts, len(each)) for stream, each in zip(streams, pieces, strict=True)]
+    passes = _passes(level, lines, np.concatenate(pieces), np.concatenate(amounts))
+    return fullest_link(level, passes), links_along(level, passes)
+
+
+_fullest_of_alike = lru_cache(CACHED)(_fullest)
+"""The same of streams whose pieces are all as large, which is kept."""
 
 
 def _passes(level: Level, lines: int, pieces: Positions, amounts: Floats) -> Floats:
@@ -359,23 +380,28 @@ class _Pieces:
         lines = Digits.of_sizes([elsewhere[where].digit.size for where in tied])
         starts, stops = self._strides_along(number)
         own_strides = {v: starts.get(v, 0) * level.size + stops.get(v, 0) for v in {**starts, **stops}}
-        variables = {*same_as.values()}
-        pieces, amounts = list[Positions](), list[Floats]()
+        variables, streams = {*same_as.values()}, list[_Stream]()
         for count, now in zip(befores.values(), reached, strict=True):
             strides = own_strides.copy()
             for where, line in zip(tied, lines, strict=True):
                 strides[now[where]] = strides.get(now[where], 0) + line.stride * level.size**2
-            pieces.append(Digits([Digit(stride, self.size[v]) for v, stride in strides.items()]).offsets())
             together = self._together(list(strides), variables.difference(strides, now))
-            amounts.append(np.broadcast_to(together * (count / befores.total()), len(pieces[-1])))
-        passes = _passes(level, lines.size, np.concatenate(pieces), np.concatenate(amounts))
-        return fullest_link(level, passes), links_along(level, passes)
+            digits = Digits([Digit(stride, self.size[v]) for v, stride in strides.items()])
+            streams.append(_Stream(digits, together * (count / befores.total())))
+        return self._fullest(level, lines.size, streams)
+
+    def _fullest(self, level: Level, lines: int, streams: Sequence[_Stream]) -> tuple[float, tuple[float, ...]]:
+        """What `_on_links` says, from what goes along so many lines; what is alike on other levels is known then."""
+        unit = max(float(stream.amounts) for stream in streams)
+        alike = sorted(_Stream(Digits(sorted(digits)), amount / unit) for digits, amount in streams)
+        fullest, along = _fullest_of_alike(level, lines, tuple(alike))
+        return fullest * unit, tuple([load * unit for load in along])
 
     def _telling(self) -> set[int]:
         """The variables that say how large a piece is."""
         return set()
 
-    def _together(self, kept: Sequence[int], others: Iterable[int]) -> Floats | int:
+    def _together(self, kept: Sequence[int], others: Iterable[int]) -> Floats | float:
         """How much the pieces are that agree in some variables, by their values, once others took all of theirs."""
         return prod([self.size[variable] for variable in others])
 
@@ -447,9 +473,12 @@ class _UnlikePieces(_Pieces):
         filled = [LetteredTable((values > 0).astype(np.float64), letters) for values, letters in self.lengths]
         return [LetteredTable(values.astype(np.float64), letters) for values, letters in self.lengths], filled
 
+    def _fullest(self, level: Level, lines: int, streams: Sequence[_Stream]) -> tuple[float, tuple[float, ...]]:
+        return _fullest(level, lines, streams)
+
     def _telling(self) -> set[int]:
         return {self.same_as[variable] for _, letters in self.lengths for variable in letters}
 
-    def _together(self, kept: Sequence[int], others: Iterable[int]) -> Floats | int:
+    def _together(self, kept: Sequence[int], others: Iterable[int]) -> Floats | float:
         together = summed_by(self._counted()[0], self.same_as, kept, others, self.size)
         return np.broadcast_to(together, [self.size[variable] for variable in kept]).ravel()

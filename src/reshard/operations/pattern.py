@@ -172,6 +172,11 @@ class Pattern:
         return "summed" if len(operands) == 1 else "contracted"
 
     @cached_property
+    def reduced(self) -> frozenset[str]:
+        """Labels over which the elements of the result are sums, or what else combines them."""
+        return frozenset([label for label in self.labels if self.role(label) in SUMMED])
+
+    @cached_property
     def repeated(self) -> frozenset[str]:
         """Labels that stand twice in one operand: of these it is the diagonal."""
         return frozenset(label for term in self.operands for label, count in Counter(_flat(term)).items() if count > 1)

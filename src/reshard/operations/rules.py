@@ -16,7 +16,7 @@ from math import prod
 
 from reshard.operations.kinds import Waiting
 from reshard.operations.operation import Operation
-from reshard.operations.pattern import SUMMED, Pattern
+from reshard.operations.pattern import Pattern
 
 
 class LabelRole(StrEnum):
@@ -103,7 +103,7 @@ def rule_of(
     numbers = {label: number for number, label in enumerate(pattern.labels)}
     label_roles = dict.fromkeys(pattern.labels, LabelRole.PASSED)
     for label in pattern.labels:
-        if pattern.role(label) in SUMMED:
+        if label in pattern.reduced:
             label_roles[label] = LabelRole.REDUCED if reduces else LabelRole.REPLICATED
     label_roles |= dict.fromkeys(pattern.repeated, LabelRole.REPLICATED) | dict(roles)
     terms = tuple(tuple(tuple(numbers[label] for label in group) for group in term) for term in pattern.terms)

@@ -34,7 +34,6 @@ from reshard.errors import ReshardError
 from reshard.network import Network, nested
 from reshard.planner.by_hosts import by_hosts
 from reshard.planner.digit_by_digit import digit_by_digit
-from reshard.planner.level_ways import LevelWays
 from reshard.planner.likeness import unlike
 from reshard.planner.policy import is_small
 from reshard.planner.relay import relay
@@ -71,8 +70,7 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
         least = min(way.seconds for way in timed_routes(prices, routes))
         with suppress(ReshardError):
             yield gathered(reshard)
-        through_switches = any(level.is_switch for level in network.levels)  # where messages wait for one another
-        for middle in _gathers(prices, least) if through_switches else ():
+        for middle in _gathers(prices, least) if prices.has_switches else ():
             yield Route((middle,))
 
 
@@ -118,8 +116,6 @@ def _on_levels(prices: RoutePrices) -> Iterator[Route]:
     yield from detours(reshard, _boundaries(reshard, network), hosts)
     for host in hosts.difference(level_strides(as_axes_nest)):  # in which axes do not nest
         yield from [Route(middles, host) for middles in by_hosts(reshard, host)]
-    with suppress(ReshardError):  # digits without names
-        yield from by_levels(prices, 1.0)
     with suppress(ReshardError):
         middles = digit_by_digit(reshard, network)
         yield from [Route(tuple(middles))] if middles else []
@@ -133,21 +129,6 @@ def collectives(prices: RoutePrices) -> Iterator[Route]:
             yield Route(fewest_bytes_middles(prices.reshard, prices.is_one_collective()))
         else:
             yield Route(steps=fewest_bytes_chain(prices.reshard)[0])
-
-
-def by_levels(prices: RoutePrices, price: float) -> Iterator[Route]:
-    """What takes least, step by step, of all ways that change one level at a time; by tiles of one box alone.
-
-    Engines move tiles of several boxes in more messages than prices count, which decides where latencies do.
-
-    Args:
-        prices: of the reshard.
-        price: of a second, where what a step costs besides is that of `LevelWays.cheapest`.
-    """
-    ways = LevelWays.of(prices.reshard, prices.network, finely=False, along=False)
-    path = None if ways is None else ways.cheapest([price] * len(prices.network.levels))
-    if ways is not None and path is not None and ways.is_of_boxes(path):
-        yield Route(tuple(ways.middles(path)))
 
 
 def level_strides(network: Network) -> list[int]:

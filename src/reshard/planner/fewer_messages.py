@@ -1,6 +1,5 @@
 """Ways of fewer messages than others, where latencies decide.
 
-    by levels       one level at a time, whichever way that takes least (`level_ways`)
     gather apart    what an exchange would share out is gathered, and sliced then: in an exchange a device sends every
                     other what that needs of it, in messages that wait for one another; a gather goes level by level,
                     or from neighbour to neighbour, in fewer, and a slice takes nothing
@@ -36,7 +35,7 @@ from reshard.axis import Axis, difference, merged
 from reshard.digits import Digit
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
-from reshard.planner.candidates import by_levels, kept_cuts, refined, slow_strides
+from reshard.planner.candidates import kept_cuts, refined, slow_strides
 from reshard.planner.policy import is_small
 from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.planner.to_few_hosts import to_few_hosts
@@ -64,9 +63,7 @@ def in_fewer_messages(timed: Sequence[TimedRoute], prices: RoutePrices, limit_s:
         prices: theirs.
         limit_s: what the best of them takes.
     """
-    if is_small(prices.reshard):
-        with suppress(ReshardError):  # digits without names
-            yield from by_levels(prices, 1 / limit_s)
+    if is_small(prices.reshard) and prices.has_switches:
         yield from _gathered_apart(timed, prices)
     yield from one_axis_apart(prices, limit_s)
 
@@ -150,7 +147,7 @@ def sliced_first(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
     """
     reshard = prices.reshard
     source, target = prices.ends
-    if not prices.by_digits or not any(level.is_switch for level in prices.network.levels):
+    if not prices.by_digits or not prices.has_switches:
         return
     if prices.least_seconds(1) * FAR > limit_s or not is_small(reshard):
         return

@@ -1,8 +1,8 @@
 """The ways of the next larger tensors, whose dims all axes together divide, for a tensor that ends inside them.
 
 Tiles of such a tensor are of one size, so digits say what its ways move.
-Of more than 256 devices, where all ways of uneven tiles would take long to look for, these come first: what takes about
-as long as the larger tensor does is good enough.
+All ways of uneven tiles take long to look for, so these come first: what takes about as long as the larger tensor does
+is good enough, the more so of many devices.
 
 >>> from reshard.mesh import Mesh
 >>> from reshard.sharding import Sharding
@@ -31,8 +31,8 @@ from reshard.plans import Options, Plan
 from reshard.problem import Reshard
 from reshard.steps import Route, Share
 
-NEAR_LARGER = 1.1
-"""Up to so many times what a larger tensor takes a plan takes about as long."""
+NEAR_LARGER, NEAR_LARGER_OF_MANY = 1.03, 1.1
+"""Up to so many times what a larger tensor takes a plan takes about as long, and one on many devices."""
 MOST_AT_LAST = 2**18
 """How many pieces are looked at one by one of the few ways that larger tensors go."""
 OWN = 4
@@ -74,8 +74,8 @@ def or_searched(by_larger: ByLarger, search: Callable[[], Searched]) -> Searched
 def as_larger_tensors(
     reshard: Reshard, network: Network, options: Options, plan_of: Callable[[Reshard, Network, Options], Plan]
 ) -> ByLarger:
-    """Of tiles that differ in size, on many devices, the soonest of one step and the ways that larger tensors go."""
-    if not is_of_many(reshard.source.mesh) or is_even(reshard):
+    """Of tiles that differ in size the soonest of one step and the ways that larger tensors go."""
+    if is_even(reshard):
         return ByLarger(None)
     ways = list[Plan]()
     steps = Route().chain(reshard)
@@ -87,7 +87,8 @@ def as_larger_tensors(
         return ByLarger(best_plan(ways) if ways else None)
     best = best_plan(ways)
     best = best_plan([best, *in_own_blocks(best, map(timed_as, twins))])
-    return ByLarger(best, (best.seconds or 0.0) <= NEAR_LARGER * min(twin.seconds or 0.0 for twin in twins))
+    near = NEAR_LARGER_OF_MANY if is_of_many(reshard.source.mesh) else NEAR_LARGER
+    return ByLarger(best, (best.seconds or 0.0) <= near * min(twin.seconds or 0.0 for twin in twins))
 
 
 def ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
@@ -100,7 +101,9 @@ def ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
                 continue
             beside = tuple(Share(steps, share.parts) for steps, share in zip(ended[1:], larger.beside, strict=False))
             whole = whole_steps(reshard, larger.shape, ended[0]) if larger.parts > 1 else (0, 0)
-            yield Plan(reshard, ended[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
+            plan = Plan(reshard, ended[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
+            _ = [stretch.plans_of_parts for stretch in plan.stretches]  # made, for not all parts can be
+            yield plan
 
 
 def in_own_blocks(best: Plan, ways: Iterable[TimedRoute]) -> Iterator[Plan]:

@@ -193,12 +193,6 @@ class LevelWays:
         """
         return [self._sharding(roles) for roles in self._between(path, apart=apart)]
 
-    def is_of_boxes(self, path: tuple[int, ...]) -> bool:
-        """Whether every tile between its ends is one box: no digit that is not cut lies above one that is."""
-        cut_digits = [{role for role in roles if role is not None} for roles in self._between(path)]
-        cuts = [[number in cut for number, _ in dim] for cut in cut_digits for dim in self.by_dim]
-        return all(sorted(dim, reverse=True) == dim for dim in cuts)
-
     def _between(self, path: tuple[int, ...], *, apart: bool = False) -> list[Roles]:
         """The roles that a way passes; `apart` is that of `middles`."""
         graph, passed = self.graph, list[Roles]()

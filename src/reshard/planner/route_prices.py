@@ -40,6 +40,8 @@ TIE = 1e-12
 """Routes whose times differ by less are compared by what they receive."""
 MOST_PIECES = 2**16
 """On many devices ways are left out with more pieces to look at one by one."""
+VERY_MANY = 2**40
+"""One of so many parts takes next to nothing but latencies."""
 MANY = 3
 """From so many plans on that need not be made it is worth telling whether one moves as little as any."""
 
@@ -69,6 +71,8 @@ class RoutePrices:
         self._timed: dict[Route, TimedRoute] = {}
         self.is_of_patterns = network.copy_bandwidth is None and not network.meet_s
         """Whether it does not matter what is sent, nor in which groups."""
+        self.has_switches = any(level.is_switch for level in network.levels)
+        """Whether messages wait for one another."""
         self.by_digits = self.is_of_patterns and all(self.of_steps.roles_of(end) is not None for end in self.ends)
 
     @classmethod
@@ -239,12 +243,18 @@ class RoutePrices:
         source, target = map(self.of_steps.roles_of, self.ends) if self.by_digits else (None, None)
         return 0.0 if source is None or target is None else self.of_steps.least_seconds(source, target, starts)
 
-    def least_seconds_of_parts(self) -> float:
-        """What ways take at the least in which a tensor goes in parts, or in shares: two starts, or one and all bytes.
+    def may_part(self, timed: Iterable[TimedRoute], limit_s: float) -> bool:
+        """Whether a tensor that goes in parts, or in shares, by ways that are timed may take less than a limit.
 
-        0 where digits do not say it.
+        One start more than the soonest of them takes however little it sends, and no less than all bytes take.
         """
-        return max(2 * self.network.launch_s, self.least_seconds(1)) if self.by_digits else 0.0
+        if not self.by_digits:
+            return True
+        launch_s = self.network.launch_s
+        if self.least_seconds(1) >= limit_s or 2 * launch_s >= limit_s:
+            return False
+        latencies = (sum([use.seconds for use in self.uses(way.route, VERY_MANY)]) for way in timed)
+        return not launch_s or any(launch_s + latency_s < limit_s for latency_s in latencies)
 
     def is_one_collective(self) -> bool | None:
         """Whether one AllGather, Slice or Permute leads to the target; None where digits do not say it."""

@@ -199,7 +199,7 @@ def _by_way_of(
             rest = _fastest_leg(from_middle, network, options, by_middles=by_middles)
             if (rest.seconds or 0.0) < limit_s:
                 more = _others(timed, going_on([share.steps for share in first.shares], rest), prices)
-                along = prices.by_digits and _is_worth_handing_on(best, network)
+                along = _is_worth_handing_on(best, prices)
                 best = _best_of(more, prices, options, best, timed, along=along)
                 best = best_plan([best, joined(reshard, first, rest)])
     return best
@@ -214,7 +214,7 @@ def _fastest_of_candidates(reshard: Reshard, network: Network, options: Options)
     routes = at_once(prices)
     timed = timed_routes(prices, routes or candidates(reshard, network))
     best = _best_of(timed, prices, options)
-    along = prices.by_digits and _is_worth_handing_on(best, network)
+    along = _is_worth_handing_on(best, prices)
     if along:
         more = [other for way in timed for other in prices.timed_along(way)]
         best, timed = _best_of(more, prices, options, best, timed, along=True), [*timed, *more]
@@ -297,12 +297,15 @@ def _is_hopeless(plan: Plan) -> bool:
     return not is_small(reshard) and (plan.seconds or 0.0) > times * (plan.lower_bound_seconds or 0.0)
 
 
-def _is_worth_handing_on(plan: Plan, network: Network) -> bool:
+def _is_worth_handing_on(plan: Plan, prices: RoutePrices) -> bool:
     """Whether there are rings, and a plan is further from the least than by three steps half round a ring."""
+    network = prices.network
     hops_s = [level.size // 2 * level.latency_s for level in network.levels if level.link == "ring" and level.size > 2]
     most_s = (plan.seconds or 0.0) - network.call_s - HANDED_ON * max(hops_s, default=inf)  # a call every plan pays
     near_s = most_s / NEARLY
-    return most_s > 0 and least_seconds(plan.reshard, network, near_s) < near_s
+    if not prices.by_digits or most_s <= 0 or prices.least_seconds(1) >= near_s:
+        return False
+    return least_seconds(plan.reshard, network, near_s) < near_s
 
 
 def _moved_by_themselves(
@@ -383,7 +386,7 @@ def _best_of(
         plans += fastest(timed, prices, options)
     if not plans:
         raise ReshardError("too-large", f"no way is known for {prices.reshard} whose pieces can be listed")
-    if prices.least_seconds_of_parts() >= min(least, known_s):
+    if not prices.may_part([*beside, *timed], min(least, known_s)):
         return best_plan(plans)
     best = best_plan([*plans, *_in_parts(timed, prices, options, known_s)])
     if legs and best is not known:

@@ -191,7 +191,7 @@ class Builder(Graph):
         values = [each.result for each in kept]
         renumbered = {each: Value(each.name, each.shape, each.dtype, number) for number, each in enumerate(values)}
         operations = [
-            replace(each, result=renumbered[each.result], operands=tuple(renumbered[value] for value in each.operands))
+            each.with_values(tuple([renumbered[value] for value in each.operands]), renumbered[each.result])
             for each in kept
         ]
         self.put(operations, renumbered)

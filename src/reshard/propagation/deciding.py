@@ -49,7 +49,7 @@ class Gone(NamedTuple):
     around: tuple[int, ...]
     """The places of its neighbours."""
     paid: Costs
-    """Along a dim for each of them, and the last for its own choices."""
+    """Along a dim for its own choices, and then one for each of them."""
 
 
 def decided(ends: Sequence[End], held: Sequence[int]) -> dict[int, int]:
@@ -83,16 +83,21 @@ class _Tables:
     def __init__(self, ends: Iterable[End], held: Sequence[int]) -> None:
         self._held = held
         self._sizes = {end.place: len(end.choices) for end in ends}
-        self._of: dict[int, list[Together]] = {place: [] for place in self._sizes}
+        self._of: dict[int, dict[int, Together]] = {place: {} for place in self._sizes}
+        """What each end pays, by identity."""
         self._around: dict[int, set[int]] = {place: set() for place in self._sizes}
         """The neighbours of each end."""
         links: dict[int, Link] = {}
         for end in ends:
-            self._put(Together((end.place,), end.cost))
-            links.update((id(link), link) for link in end.links)
+            self._put((end.place,), end.cost)
+            for link in end.links:
+                links[id(link)] = link
         for link in links.values():
             places, costs = (link.first.place, link.second.place), link.seen_from(link.first)
-            self._put(Together(places, costs) if places[0] < places[1] else Together(places[::-1], costs.T))
+            if places[0] < places[1]:
+                self._put(places, costs)
+            else:
+                self._put(places[::-1], costs.T)
 
     def decided(self) -> dict[int, int]:
         """Per place the choice."""
@@ -116,43 +121,52 @@ class _Tables:
                 picked[left] = self._hold(left)
             del sizes[left]
             for each in around:
-                sizes[each] = self._size(each)
-                heappush(waiting, (sizes[each], each))
+                size = self._size(each)
+                if size != sizes[each]:
+                    sizes[each] = size
+                    heappush(waiting, (size, each))
         for end in reversed(gone):
-            picked[end.place] = int(end.paid[tuple(picked[each] for each in end.around)].argmin())
+            beside: tuple[slice | int, ...] = (slice(None), *(picked[each] for each in end.around))
+            picked[end.place] = int(end.paid[beside].argmin())
         return picked
 
     def _size(self, place: int) -> int:
         """How many choices there are of an end and its neighbours together."""
         return self._sizes[place] * prod(map(self._sizes.__getitem__, self._around[place]))
 
-    def _put(self, together: Together) -> None:
-        for place in together.places:
-            self._of[place].append(together)
-            self._around[place].update(together.places)
-            self._around[place].discard(place)
+    def _put(self, places: tuple[int, ...], costs: Costs) -> None:
+        together = Together(places, costs)
+        for place in places:
+            self._of[place][id(together)] = together
+            around = self._around[place]
+            around.update(places)
+            around.discard(place)
 
     def _take(self, place: int) -> list[Together]:
         """All that an end pays, which goes."""
         taken = self._of.pop(place)
+        for key, together in taken.items():
+            for each in together.places:
+                if each != place:
+                    del self._of[each][key]
         for each in self._around[place]:
-            self._of[each] = [other for other in self._of[each] if place not in other.places]
             self._around[each].discard(place)
-        return taken
+        return list(taken.values())
 
     def _without(self, place: int) -> Gone:
         """Take an end out, its neighbours paying for its best choice."""
         around = tuple(sorted(self._around[place]))
-        axes = (place, *around)
         parts = []
         for places, costs in self._take(place):
             own = places.index(place)
-            shape = [self._sizes[each] if each in places else 1 for each in axes]
-            parts.append(costs.transpose(own, *range(own), *range(own + 1, len(places))).reshape(shape))
-        paid = np.asarray(reduce(add, parts))  # own choices first: their least is taken so in a fifth of the time
+            part = costs.transpose(own, *range(own), *range(own + 1, len(places))) if own else costs
+            if len(places) <= len(around):
+                part = part.reshape(self._sizes[place], *[self._sizes[n] if n in places else 1 for n in around])
+            parts.append(part)
+        paid = reduce(add, parts)  # own choices first: their least is taken so in a fifth of the time
         if around:
-            self._put(Together(around, np.asarray(np.minimum.reduce(paid))))
-        return Gone(place, around, paid.transpose(*range(1, paid.ndim), 0))
+            self._put(around, np.minimum.reduce(paid))
+        return Gone(place, around, paid)
 
     def _hold(self, place: int) -> int:
         """Hold an end as it is; its choice."""
@@ -160,5 +174,5 @@ class _Tables:
         for places, costs in self._take(place):
             rest = tuple(each for each in places if each != place)
             if rest:
-                self._put(Together(rest, np.asarray(costs.take(choice, axis=places.index(place)))))
+                self._put(rest, np.asarray(costs.take(choice, axis=places.index(place))))
         return choice

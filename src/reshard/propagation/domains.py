@@ -115,11 +115,15 @@ class Domains:
         """The options of a value that flows have; of an end that must be even, as far as they divide it."""
         mesh, operation = self._net.meshes[number], self._net.graph.operations[number]
         must_divide = self._net.graph.even_ends and operation.name in ("input", "output")
-        cuts = tuple(dict.fromkeys(flow.dims[number] for flow in flows))
-        key = mesh, cuts, operation.result.shape if must_divide else None, len(flows) > 1
-        if key not in self._known:
-            self._known[key] = options_of_cuts(self.pieces[mesh], *key[1:])
-        return self._known[key]
+        divided = operation.result.shape if must_divide else None
+        cuts = {id(flow.dims[number]): flow.dims[number] for flow in flows}
+        alike = id(mesh), *cuts, divided
+        if alike not in self._known:
+            key = mesh, tuple(dict.fromkeys(cuts.values())), divided, len(flows) > 1
+            if key not in self._known:
+                self._known[key] = options_of_cuts(self.pieces[mesh], *key[1:])
+            self._known[alike] = self._known[key]
+        return self._known[alike]
 
     def _given(self, number: int) -> Option | None:
         """What was said of a value, as an option."""

@@ -242,7 +242,7 @@ def eliminate(ends: Iterable[End]) -> list[Eliminated]:
 
 def _may_go(end: End) -> bool:
     others = end.others
-    if len(set(others)) < len(others):
+    if len(others) > 1 and len(set(others)) < len(others):
         _merge(end)
         others = end.others
     if len(end.choices) == 1 or len(others) < 2:

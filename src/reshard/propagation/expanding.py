@@ -114,6 +114,7 @@ def _cut(options: Options, now: int, dims: tuple[int, ...], piece: int, *, is_cu
 
 def _around(best: Descent, options: dict[int, int]) -> Picked:
     """A choice where some values are kept otherwise, and the operations around them computed as is cheapest then."""
-    nodes = [node for node in best.model.nodes if any(id(edge.variable) in options for edge in node.edges)]
-    picked = cheapest(best.model, best.options | options, nodes)
+    changed = (variable for variable in best.variables if id(variable) in options)
+    nodes = {edge.node.number: edge.node for each in changed for edge in (*each.makers, *each.uses)}
+    picked = cheapest(best.model, best.options | options, nodes.values())
     return Picked(picked.options, best.layouts | picked.layouts)

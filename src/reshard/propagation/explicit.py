@@ -120,7 +120,7 @@ class PlacedSoFar:
     def add(self, operation: Operation, operands: Sequence[Value], name: str, sharding: Sharding, reason: str) -> Value:
         """Let an operation stand here, on these operands; its result."""
         result = Value(name, operation.result.shape, operation.result.dtype, len(self.operations))
-        self.operations.append(replace(operation, operands=tuple(operands), result=result))
+        self.operations.append(operation.with_values(tuple(operands), result))
         self.shardings[result], self.reasons[name] = sharding, reason
         return result
 

@@ -119,7 +119,11 @@ class Net:
         self.graph = graph
         self.values = graph.values
         self.meshes = value_meshes(graph)
-        self.rules: list[Rule] = [operation_rule(operation) for operation in graph.operations]
+        firsts: dict[tuple[object, ...], int] = {}
+        self._first_of = [firsts.setdefault(op.nameless, number) for number, op in enumerate(graph.operations)]
+        """Per operation the number of the first one that says the same, whatever its values are called."""
+        rules = {first: operation_rule(graph.operations[first]) for first in firsts.values()}
+        self.rules: list[Rule] = [rules[first] for first in self._first_of]
         self.places: list[tuple[int, ...]] = []
         """Per operation, the values of its terms; -1 for one on another mesh than the result."""
         self.neighbours: list[list[int]] = [[] for _ in graph.operations]
@@ -142,25 +146,23 @@ class Net:
         self._growths: dict[tuple[int, ...], Growth] = {}
         """By a value's state and the identities of what is proposed to it."""
         self._rule_ids: dict[Rule, int] = {}
-        self._rule_of = [self._rule_ids.setdefault(rule, len(self._rule_ids)) for rule in self.rules]
+        ids = {first: self._rule_ids.setdefault(rule, len(self._rule_ids)) for first, rule in rules.items()}
+        self._rule_of = [ids[first] for first in self._first_of]
         self._state_ids: dict[tuple[State | None, int], int] = {}
+        self._dims: dict[int, tuple[Axes, ...]] = {}
+        """By the number of a state its axes, one object for all values and runs."""
         self._mesh_ids = {id(mesh): number for number, mesh in enumerate(graph.meshes.values())}
 
     @cached_property
     def calculations(self) -> list[Calculation]:
         """Per operation what it computes; those that are equal are one."""
-        known: dict[tuple[object, ...], Calculation] = {}
+        known: dict[int, Calculation] = {}
         equal: dict[Calculation, Calculation] = {}
-        calculations = []
-        for operation, rule, rule_id in zip(self.graph.operations, self.rules, self._rule_of, strict=True):
-            dtypes = tuple(value.dtype for value in operation.values)
-            details = operation.attribute("value"), operation.reduction, operation.reaches
-            key = operation.name, operation.pattern, rule_id, dtypes, details
-            if key not in known:
-                calculation = calculation_of(operation, rule)
-                known[key] = equal.setdefault(calculation, calculation)
-            calculations.append(known[key])
-        return calculations
+        for first in self._first_of:
+            if first not in known:
+                calculation = calculation_of(self.graph.operations[first], self.rules[first])
+                known[first] = equal.setdefault(calculation, calculation)
+        return [known[first] for first in self._first_of]
 
     @cached_property
     def fusion(self) -> Fusion:
@@ -242,7 +244,7 @@ class Net:
 
     def forget(self) -> None:
         """Let go of what runs have looked up."""
-        for looked_up in (self._wishes, self._growths, self._state_ids):
+        for looked_up in (self._wishes, self._growths, self._state_ids, self._dims):
             looked_up.clear()
         self.__dict__.pop("_blank", None)
 
@@ -275,7 +277,7 @@ class Net:
                 states[number] = self._seen(number, sharding, level, first, states[number], flow)
                 ids[number] = self._state_id(states[number], self.meshes[number])
             self._settle(states, ids, {op for value in annotations for op in self.neighbours[value]}, flow, level)
-        flow.dims = [state.dims for state in states]
+        flow.dims = [self._dims.setdefault(ids[number], state.dims) for number, state in enumerate(states)]
         return flow
 
     @cached_property
@@ -413,25 +415,29 @@ def wishes(rule: Rule, states: Sequence[State | None], sizes: Sizes) -> Wishes:
         sizes: those of the mesh.
     """
     held: list[list[tuple[Axes, int]]] = [[] for _ in rule.sizes]
+    """Per label the axes that tensors have of it, where they have any."""
     rests: set[tuple[int, int]] = set()
     for term, state in enumerate(states):
         if state is None:
             continue
         for dim, (group, axes) in enumerate(zip(rule.terms[term], state.dims, strict=True)):
+            if not axes:
+                continue
             if len(group) == 1:
                 held[group[0]].append((axes, term))
                 continue
             labelled = labels_of(group, axes, rule.sizes, sizes)
             for label, own in zip(group, labelled.lists, strict=True):
-                held[label].append((own, term))
+                if own:
+                    held[label].append((own, term))
             if labelled.rest:
                 rests.add((term, dim))
-    agreed: dict[int, Axes] = {}
+    agreed: dict[int, Axes] = dict.fromkeys(range(len(held)), ())
     disagree = False
     for label, lists in enumerate(held):
-        cut_by = [axes for axes, _ in lists if axes]
-        agreed[label], apart = longest_agreed(cut_by) if cut_by else ((), False)
-        disagree |= apart
+        if lists:
+            agreed[label], apart = longest_agreed([axes for axes, _ in lists])
+            disagree |= apart
 
     def giver_of(label: int) -> tuple[int, int]:
         """The elements of the largest tensor that has what is agreed on, and less than 0 its number."""
@@ -469,7 +475,7 @@ def value_meshes(graph: Builder) -> list[Mesh]:
         for operand in operation.operands:
             if operand.number in undecided:
                 meshes[operand.number] = meshes[operation.result.number] or meshes[operand.number]
-    return [graph.mesh if mesh is None else mesh for mesh in meshes]
+    return [own[graph.mesh] if mesh is None else mesh for mesh in meshes]
 
 
 def sharding_of(net: Net, flow: Flow, value: Value) -> Sharding:

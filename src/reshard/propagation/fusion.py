@@ -28,7 +28,6 @@ from functools import cached_property
 
 from reshard.operations.kinds import KindForm
 from reshard.operations.operation import Operation
-from reshard.operations.pattern import SUMMED
 
 FUSED = {KindForm.ELEMENTWISE, KindForm.MOVED, KindForm.COUNTED, KindForm.SHIFTED}
 """Of what is computed element by element, so that a reader may do it as it reads."""
@@ -148,5 +147,4 @@ def form_of(operation: Operation) -> KindForm | None:
     kind, pattern = operation.kind, operation.pattern
     if kind is None or pattern is None or kind.form is not KindForm.CONTRACTED:
         return None if kind is None else kind.form
-    is_summed = any(pattern.role(label) in SUMMED for label in pattern.labels)
-    return kind.form if is_summed or pattern.repeated else KindForm.ELEMENTWISE
+    return kind.form if pattern.reduced or pattern.repeated else KindForm.ELEMENTWISE

@@ -107,7 +107,7 @@ def first_alike(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
             firsts[number] = number = firsts[firsts[number]]
         return number
 
-    for pair in pairs:
-        low, high = sorted(map(first_of, pair))
-        firsts[high] = low
+    for one, other in pairs:
+        first, second = first_of(one), first_of(other)
+        firsts[max(first, second)] = min(first, second)
     return [first_of(number) for number in range(count)]

@@ -51,13 +51,13 @@ def pieces_of(net: Net, mesh: Mesh, said: Sequence[Said], flows: Sequence[Flow],
     Finely axes are cut at the lengths of labels too, and at their small divisors.
     """
     lists: set[Axes] = set()
-    for number, dims in enumerate(said):
-        if net.meshes[number] == mesh and not mesh.is_maximal:
-            annotation = net.graph.annotations.get(net.values[number])
-            for flow in flows:
-                lists.update(flow.dims[number])
-            if annotation is not None:
-                lists.update((annotation.unreduced, annotation.replicated, *(axes for axes, _ in dims)))
+    numbers = [] if mesh.is_maximal else [number for number, own in enumerate(net.meshes) if own is mesh]
+    for dims in {id(dims): dims for flow in flows for dims in map(flow.dims.__getitem__, numbers)}.values():
+        lists.update(dims)
+    for number in numbers:
+        annotation = net.graph.annotations.get(net.values[number])
+        if annotation is not None:
+            lists.update((annotation.unreduced, annotation.replicated, *(axes for axes, _ in said[number])))
     lengths: list[int] = []
     if finely:
         lengths = sorted({size for number in net.computed for size in net.calculations[number].sizes}, reverse=True)

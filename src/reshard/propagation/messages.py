@@ -162,8 +162,8 @@ class MessageLevel:
                     heard[row, column, : len(places)] = voice.heard.start + places
         self._tellers = np.array(columns, dtype=np.int64)
         """Per voice ahead its end."""
-        self._answers = np.array(rows, dtype=np.int64) * len(speakers) + self._tellers
-        """Per voice ahead where in what is heard that stands which it hears, row after row."""
+        self._answers = heard[np.array(rows, dtype=np.int64), self._tellers]
+        """Per voice ahead, and choice of its end, the place of what it hears."""
         self._picked = [(n, voice.picks) for n, voice in enumerate(self.voices) if voice.picks is not None]
         self.handed = np.zeros((len(self.voices), heard.shape[2]))
         """Per voice and choice of its end what was handed on last."""
@@ -179,13 +179,12 @@ class MessageLevel:
 
     def hand_on(self, said: Costs) -> Costs:
         """What is gathered, of which a part is handed on by each voice, less what it has said itself."""
-        heard = said[self._heard]
-        gathered = np.add.reduce(heard)
+        gathered = self.gathered(said)
         if self.voices:
             self.handed = (gathered * self._part).take(self._tellers, axis=0)
-            self.handed -= heard.reshape(-1, heard.shape[2]).take(self._answers, axis=0)
+            self.handed -= said[self._answers]
             self.tell(said)
-        return np.asarray(gathered)
+        return gathered
 
     def tell(self, said: Costs) -> None:
         """Say what comes of what was handed on."""

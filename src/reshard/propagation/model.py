@@ -41,6 +41,7 @@ from reshard.propagation.message_waits import waits
 from reshard.propagation.nodes import Besides, Edge, Node, Rent, Variable
 from reshard.propagation.space import Costs, Options
 from reshard.propagation.trees import BARRED, Table
+from reshard.propagation.two_steps import in_steps
 from reshard.propagation.waiting import IDENTICAL
 from reshard.propagation.ways import Along, Layouts, layouts_of
 from reshard.sharding import Sharding
@@ -260,18 +261,19 @@ class Model:
             if layouts.received is not None:
                 self._costs[key] += layouts.received * (key[1] * self.goal.per_byte)
         node = Node(number, layouts, self._costs[key])
-        for place, options in enumerate(tensors):
+        read_by_all = list(zip(*(each.values for each in alike), strict=True))
+        for place, (options, values) in enumerate(zip(tensors, read_by_all, strict=True)):
             is_result = place == len(tensors) - 1
-            maker = net.graph.operations[operation.values[place].number]
+            maker = net.graph.operations[values[0].number]
             often = trips[place] * (1 - TAKEN_APART if maker.name == "element" else 1)
             read: dict[Variable, int] = {}
-            for each in alike:
-                read.setdefault(self.variables[each.values[place].number], each.values[place].number)
+            for each in values:
+                read.setdefault(self.variables[each.number], each.number)
             for variable, value in read.items():
                 rent = 0.0
                 if rents:
-                    values = {value.number for value in (each.values[place] for each in alike)}
-                    own = [rents[n] for n in values if n in rents and self.variables[n] is variable]
+                    numbers = {each.number for each in values}
+                    own = [rents[n] for n in numbers if n in rents and self.variables[n] is variable]
                     rent = sum(rent.made if is_result else rent.wanted for rent in own)
                     rent /= max(often * variable.count, 1.0)  # a loop may have no turns
                 is_one = is_result and operation.name in IDENTICAL  # what is wanted and what is kept are one
@@ -341,7 +343,7 @@ class Model:
         """Per tensor of an operation the pieces along which it may be unreduced, where that is on the same mesh."""
         meshes, mesh = self.net.meshes, self.net.meshes[operation.result.number]
         return tuple(
-            self.waiting[value.number] if meshes[value.number] == mesh else Along(frozenset(), "sum")
+            self.waiting[value.number] if meshes[value.number] is mesh else Along(frozenset(), "sum")
             for value in operation.values
         )
 
@@ -409,7 +411,7 @@ class Model:
         if len(self.net.rules_of_uneven) < 2:
             lacking = lacked_unevenly(options, self.net.uneven)
             known = np.maximum(bound, self._taken_for(lacking * itemsize, options)) if lacking.any() else bound
-        return options.in_steps(known + self._waits(options, itemsize))
+        return in_steps(options, known + self._waits(options, itemsize))
 
     def _taken_for(self, received: Costs, options: Options) -> Costs:
         """What it costs at the least that a device receives so many bytes, of values with some options."""

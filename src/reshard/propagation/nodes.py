@@ -145,8 +145,8 @@ class Edge:
         key = there, None, self.picks, self.times
         costs = self.table.known.get(key)
         if costs is None:
-            rows = self.table.price[list(there)][:, self.picks.options]
-            costs = self.table.remember(key, np.minimum.reduce(rows)[self.picks.places] * self.times)
+            rows = self.table.price[list(there)][:, self.picks.numbers]
+            costs = self.table.remember(key, np.minimum.reduce(rows) * self.times)
         return costs
 
     def moved(self, kept: int) -> Costs:
@@ -154,7 +154,7 @@ class Edge:
         key = None, kept, self.picks, self.times
         costs = self.table.known.get(key)
         if costs is None:
-            costs = self.table.remember(key, self.table.price[self.picks.options, kept][self.picks.places] * self.times)
+            costs = self.table.remember(key, self.table.price[self.picks.numbers, kept] * self.times)
         return costs
 
     def between(self, domain: Numbers) -> Costs:

@@ -115,8 +115,8 @@ class _Parts:
 
     def add(self, operation: Operation, operands: Sequence[Value], sharding: Sharding, name: str) -> Value:
         """Let an operation stand here; its result."""
-        result = replace(operation.result, name=name, number=len(self.operations))
-        self.operations.append(replace(operation, operands=tuple(operands), result=result))
+        result = Value(name, operation.result.shape, operation.result.dtype, len(self.operations))
+        self.operations.append(operation.with_values(tuple(operands), result))
         self.shardings[result] = sharding
         return result
 

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import combinations
+from itertools import chain, combinations
 from math import comb
 from typing import NamedTuple
 
@@ -144,6 +144,8 @@ class _Problem:
         """Of operations of which several are looked at."""
         self._uses: dict[int, list[tuple[Edge, Picks]]] = {}
         """Per variable, by identity, the uses that may want it in several options, and what their layouts want."""
+        self._reads: dict[int, dict[int, list[tuple[Edge, Picks]]]] = {}
+        """The same, per operation by its number."""
         self._works: dict[tuple[int, tuple[int, ...]], Costs] = {}
         """What the work of operations costs, made once for all that are alike."""
         self._once = Once()
@@ -154,12 +156,14 @@ class _Problem:
         self._nodes = [node for node in chosen.model.nodes if self._is_open(node, part)]
         variables = {id(v): v for v in chosen.variables if len(part.options.get(id(v), ())) > 1}
         for node in self._nodes:
+            reads = self._reads[node.number] = {}
             for edge in node.uses:
-                picks = self._picks(edge)
-                if len(picks.options) > 1:
+                picks, key = self._picks(edge), id(edge.variable)
+                if picks.are_several:
                     if not edge.variable.passes:
-                        self._uses.setdefault(id(edge.variable), []).append((edge, picks))
-                    variables[id(edge.variable)] = edge.variable
+                        self._uses.setdefault(key, []).append((edge, picks))
+                        reads.setdefault(key, []).append((edge, picks))
+                    variables[key] = edge.variable
             for edge in node.makes:
                 variables[id(edge.variable)] = edge.variable
         for variable in variables.values():
@@ -238,19 +242,17 @@ class _Problem:
 
     def _wants(self, variable: Variable) -> dict[Sharing, Wants]:
         """Per kind of reshards of a value in which options it is wanted."""
-        counts = {kind: {**own} for kind, own in self._chosen.wanted[id(variable)].items()}
-        now = {kind: frozenset(own) for kind, own in counts.items()}
-        may: dict[Sharing, set[int]] = {kind: set() for kind in counts}
-        several: dict[Sharing, set[int]] = {kind: set() for kind in counts}
-        for edge, picks in self._uses.get(id(variable), ()):
-            kind, options = edge.sharing, picks.options.tolist()
-            counts[kind][edge.picks.listed[self._chosen.layouts[edge.node.number]]] -= 1
-            several[kind].update(may[kind].intersection(options))
-            may[kind].update(options)
         wants: dict[Sharing, Wants] = {}
-        for kind, own in counts.items():
-            anyway = frozenset([option for option, count in own.items() if count > 0])
-            wants[kind] = Wants(now[kind], anyway, frozenset(several[kind]) - anyway)
+        uses = self._uses.get(id(variable), ())
+        for kind, wanted in self._chosen.wanted[id(variable)].items():
+            counts, may, several = dict(wanted), set[int](), set[int]()
+            for edge, picks in uses:
+                if edge.sharing == kind:
+                    counts[edge.picks.listed[self._chosen.layouts[edge.node.number]]] -= 1
+                    several.update(may.intersection(picks.listed))
+                    may.update(picks.listed)
+            anyway = frozenset([option for option, count in counts.items() if count > 0]) if may else frozenset(wanted)
+            wants[kind] = Wants(frozenset(wanted), anyway, frozenset(several - anyway))
         return wants
 
     def _pass(self, passed: _PassedValue, nodes: Mapping[int, End]) -> None:
@@ -272,11 +274,10 @@ class _Problem:
         key = id(node.cost), layouts
         if key not in self._works:
             self._works[key] = node.cost[list(layouts)]
-        end = End(node, self._works[key], np.arange(len(layouts)))
+        end = End(node, self._works[key], _numbers(len(layouts)))
         self._add(end, layouts.index(self._chosen.layouts[node.number]))
         self._link(end, ((edge, self._picks(edge)) for edge in node.makes if not edge.variable.passes))
-        for edge in {id(edge.variable): edge for edge in node.uses}.values():
-            self._link(end, (pair for pair in self._uses.get(id(edge.variable), ()) if pair[0].node is node))
+        self._link(end, chain.from_iterable(self._reads[node.number].values()))
         return end
 
     def _link(self, end: End, edges: Iterable[tuple[Edge, Picks]]) -> None:
@@ -321,12 +322,12 @@ class States:
             apart = [each - {option} if is_own and option in each else each for (is_own, _), each in pairs]
             return ValueState(option, tuple(apart))
 
-        besides = [*map(with_these, _subsets(free, len(kept))), with_these(now)]
-        self.all = list(dict.fromkeys(state(option, there) for there in besides for option in kept))
-        self.held = self.all.index(state(own, besides[-1]))
+        besides = map(with_these, dict.fromkeys((*_subsets(free, len(kept)), now)))
+        self.all = list(dict.fromkeys([state(option, there) for there in besides for option in kept]))
+        self.held = self.all.index(state(own, with_these(now)))
         """The place of that in which it is."""
         self.kept: Numbers = np.array([each.kept for each in self.all])
-        self.numbers: Numbers = np.arange(len(self.all))
+        self.numbers = _numbers(len(self.all))
         self.nothing = np.zeros(len(self.all))
         self._shared = [each.anyway | each.several for _, each in wants]
         """Per kind the options that are there for all who want them so, or are not, by the state."""
@@ -358,7 +359,7 @@ class States:
         key = None, None, self, place, picks, edge.times
         costs = edge.table.known.get(key)
         if costs is None:
-            price, options = edge.table.price, picks.options
+            price, options = edge.table.price, picks.numbers
             if edge.is_result:
                 prices = price[options, self.kept[:, None]]
             elif self._sources[place].shape[1] == 1:
@@ -367,10 +368,10 @@ class States:
                 prices = np.minimum.reduce(price[self._sources[place][:, :, None], options], axis=1)
             prices *= edge.times
             shared = frozenset[int]() if edge.is_result else self._shared[place]
-            for column, option in enumerate(options.tolist() if shared else ()):
+            for column, option in enumerate(picks.listed if shared else ()):
                 if option in shared:
                     prices[:, column] = self._sharing(place, option, is_own=edge.table.is_own)
-            costs = edge.table.remember(key, prices.take(picks.places, axis=1))
+            costs = edge.table.remember(key, prices)
         return costs
 
     def _sharing(self, place: int, option: int, *, is_own: bool) -> Costs:
@@ -414,11 +415,11 @@ class _PassedValue(NamedTuple):
         costs = table.known.get(key)
         if costs is None:
             price, kept = table.price, np.array(self.kept)
-            moved = price[before.options[:, None], kept] * self.maker.times
-            brought = price[kept[:, None], after.options] * self.reader.times
+            moved = price[before.numbers[:, None], kept] * self.maker.times
+            brought = price[kept[:, None], after.numbers] * self.reader.times
             is_one = len(self.kept) == 1
-            least = moved + brought if is_one else np.minimum.reduce(moved[:, :, None] + brought, axis=1)
-            costs = table.remember(key, least[before.places[:, None], after.places])
+            costs = moved + brought if is_one else np.minimum.reduce(moved[:, :, None] + brought, axis=1)
+            table.remember(key, costs)
         return costs
 
     def best(self, made: int, read: int) -> int:
@@ -428,6 +429,11 @@ class _PassedValue(NamedTuple):
         price, before, after = self.reader.table.price, self.maker.picks.listed[made], self.reader.picks.listed[read]
         times, again = self.maker.times, self.reader.times
         return min(self.kept, key=lambda kept: price.item(before, kept) * times + price.item(kept, after) * again)
+
+
+@lru_cache(MOST_KNOWN)
+def _numbers(count: int) -> Numbers:
+    return np.arange(count)
 
 
 def _subsets(free: Sequence[tuple[int, int]], times: int) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -23,7 +23,6 @@ By hand, on x = 2, y = 2, for 4 x 1 elements: dim 0 takes x, y, both or none.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from math import gcd, prod
@@ -102,6 +101,8 @@ class Pieces:
         self._known: dict[Axes, tuple[int, ...] | None] = {}
         self.runs: dict[tuple[DimSharding, int, str], Costs] = {}
         """Per way to cut a dim, its size and the rule for uneven ones, where the runs of each shard begin and end."""
+        self.options: dict[tuple[tuple[int, ...], int], dict[int, Option]] = {}
+        """Per order, and number of roles, the options that are known by their codes."""
         self._begin: dict[tuple[tuple[int, ...], ...], NDArray[np.bool_]] = {}
         named = {number for axes in lists for number in self.of(axes) or ()}
         self.rest: list[int] = [number for number in range(len(self.all)) if number not in named]
@@ -198,8 +199,11 @@ class Options:
         rows = rows[((shards == 1) | may_cut).all(axis=1)]
         known: list[dict[int, int]] = [{} for _ in pieces.orders]
         for order, lookup in zip(pieces.orders, known, strict=True):
+            options = pieces.options.setdefault((order, self.roles), {})
             for row, code in zip(rows.tolist(), self.codes(rows).tolist(), strict=True):
-                lookup[code] = self.add(self._option(row, order))
+                if code not in options:
+                    options[code] = self._option(row, order)
+                lookup[code] = self.add(options[code])
         for option in besides:
             number = self.add(option)
             if option.sharding is not None:
@@ -320,42 +324,6 @@ class Options:
         for lists, which in self.cuts:
             nested &= self.pieces.begin(lists)[which[:, None], which]
         return nested
-
-    def in_steps(self, cost: Costs) -> Costs:
-        """Costs of pairs where what waits otherwise in another place goes in two steps.
-
-        What is combined on the way is combined where it is, then moved; what becomes unreduced along a piece that does
-        not cut last in its dim is moved first to where it does.
-        """
-        kinds: dict[tuple[int, ...], list[int]] = {}
-        for number, option in enumerate(self.all):
-            kinds.setdefault(option.unreduced, []).append(number)
-        is_in_place = self.nested & ~np.array([option.has_windows for option in self.all], dtype=np.bool_)
-        cost = cost.copy()
-        for before, after in itertools.permutations(kinds, 2):
-            rows, columns = np.array(kinds[before]), np.array(kinds[after])
-            pairs = rows[:, None], columns
-            if {*after} < {*before}:
-                on, stays, direct = cost[columns[:, None], columns], is_in_place[pairs], cost[pairs]
-                for row in np.flatnonzero(~stays.all(axis=1)).tolist():
-                    onward = stays[row].nonzero()[0]
-                    least = np.min(direct[row, onward][:, None] + on[onward], axis=0, initial=np.inf)
-                    cost[rows[row], columns] = np.where(stays[row], direct[row], least)
-            elif {*before} < {*after}:
-                is_last = self._cut_last({*after} - {*before})[rows]
-                giving = cost[rows[is_last][:, None], columns]
-                for row in rows[~is_last].tolist():
-                    cost[row, columns] = np.min(cost[row, rows[is_last]][:, None] + giving, axis=0, initial=np.inf)
-        return cost
-
-    def _cut_last(self, pieces: set[int]) -> NDArray[np.bool_]:
-        """Per option whether in every dim some pieces stand behind all others, or cut it not at all."""
-        is_last = np.ones(len(self.all), dtype=np.bool_)
-        for lists, which in self.cuts:
-            others = [sum(piece not in pieces for piece in cut_by) for cut_by in lists]
-            is_behind = [pieces.isdisjoint(cut_by[:count]) for cut_by, count in zip(lists, others, strict=True)]
-            is_last &= np.array(is_behind, dtype=np.bool_)[which]
-        return is_last
 
     def received(self, inside: Iterable[int] | None = None) -> Costs:
         """Per pair of options, elements that the busiest device receives at the least when one becomes the other.

@@ -56,14 +56,14 @@ def waiting_of(net: Net, pieces_on: Mapping[Mesh, Pieces], flows: Sequence[Flow]
             result = Along(named, said.reduction if said is not None else "sum")
         else:
             mesh, calculation = net.meshes[number], net.calculations[number]
-            near = [operand.number if net.meshes[operand.number] == mesh else -1 for operand in operation.operands]
+            near = [operand.number if net.meshes[operand.number] is mesh else -1 for operand in operation.operands]
             key = id(calculation), id(pieces), *(-1 if n < 0 else kinds[n] for n in near)
             if key not in known:
                 operands = [None if n < 0 else (waiting[n], cuts[n]) for n in near]
                 known[key] = _result_of(net.rules[number], calculation, pieces, operands)
             result = known[key]
         waiting.append(result)
-        kinds.append(numbers.setdefault((result, cuts[number]), len(numbers)))
+        kinds.append(numbers.setdefault((result, *map(id, cuts[number])), len(numbers)))
     for number, operation in enumerate(net.graph.operations):
         if operation.name in IDENTICAL and waiting[number].pieces:  # what is wanted unreduced may be kept so
             own, reduction = waiting[operation.operands[0].number]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -30,11 +30,13 @@ from numpy.typing import NDArray
 from reshard.axis import Axis
 from reshard.contraction.compute_layout import ComputeLayout
 from reshard.contraction.tasks import Calculation, Wait
-from reshard.operations.pattern import SUMMED
 from reshard.propagation.space import Costs, Numbers, Options, Pieces, rows_of
 
 MOST_LAYOUTS = 4096
 """How many layouts of an operation are looked at; beyond, the smallest pieces go with the one before."""
+
+MOST_ROWS = 64
+"""Of how many kinds of operations the rows are kept."""
 
 MOST_PARTS = 1024
 """Of how many parts of the layouts of an operation what they want is kept."""
@@ -46,12 +48,25 @@ class Picks:
     def __init__(self, picks: Numbers) -> None:
         self.numbers = picks
         """Per layout, the number of the option."""
-        self._counts = np.bincount(picks)
-        self.options = self._counts.nonzero()[0]
-        """Each option once."""
-        self.places: Numbers = self.options.searchsorted(picks)
-        """Which of them each layout wants."""
+        self.listed: list[int] = picks.tolist()
+        """The same, as Python's numbers."""
+        self.are_several = len({*self.listed}) > 1
+        """Whether layouts want different options."""
         self._parts: dict[tuple[int, ...], Picks] = {}
+
+    @cached_property
+    def _counts(self) -> Numbers:
+        return np.bincount(self.numbers)
+
+    @cached_property
+    def options(self) -> Numbers:
+        """Each option once."""
+        return self._counts.nonzero()[0]
+
+    @cached_property
+    def places(self) -> Numbers:
+        """Which of them each layout wants."""
+        return self.options.searchsorted(self.numbers)
 
     def of(self, layouts: tuple[int, ...]) -> Picks:
         """The options that some of the layouts want."""
@@ -76,12 +91,6 @@ class Picks:
         """Per option where its layouts begin there."""
         counts = self._counts[self.options]
         return np.asarray(counts.cumsum() - counts)
-
-    @cached_property
-    def listed(self) -> list[int]:
-        """The same, as Python's numbers."""
-        listed: list[int] = self.numbers.tolist()
-        return listed
 
     def least(self, costs: Costs) -> Costs:
         """Per option the least of what layouts cost that want it."""
@@ -110,8 +119,10 @@ class Layouts:
 
     @cached_property
     def picks(self) -> tuple[Picks, ...]:
-        """Per operand, and last of the result, the options that layouts want."""
-        return tuple(map(Picks, (*self.used, self.made)))
+        """Per operand, and last of the result, the options that layouts want; of those that are one array, one."""
+        tensors = (*self.used, self.made)
+        of_array = {id(numbers): Picks(numbers) for numbers in tensors}
+        return tuple([of_array[id(numbers)] for numbers in tensors])
 
     def parts(self, pieces: Pieces, labels: int) -> Numbers:
         """Per layout and label the number of parts that it is cut into."""
@@ -152,37 +163,63 @@ def layouts_of(
         tensors: the options of the operands, and last of the result.
         waiting: of the same.
     """
-    pattern, labels = calculation.pattern, calculation.pattern.labels
-    sizes = np.array(calculation.sizes, dtype=np.int64)
+    pattern, labels, sizes = calculation.pattern, calculation.pattern.labels, calculation.sizes
     waits = _waits(calculation, waiting)
     groups = [
-        [number for number in map(labels.index, group) if sizes[number] > 1]
+        tuple(number for number in map(labels.index, group) if sizes[number] > 1)
         for group in {group for term in pattern.terms for group in term if len(group) > 1}
     ]
-    rows = rows_of(_choices(calculation, pieces, waits, waiting))
-    shards = _shards(rows, pieces, len(labels))
+    meanings = _meanings(calculation, tensors, waits)
+    firsts: dict[tuple[int, bytes], int] = {}
+    alike = zip(map(id, tensors), (meaning.tobytes() for meaning in meanings), strict=True)
+    first_of = [firsts.setdefault(key, number) for number, key in enumerate(alike)]
+    """Per tensor the number of the first one that each row leaves in the same option."""
+    options_of: dict[int, list[Numbers]] = {first: [] for first in firsts.values()}
+    used_rows, used_shards, used_orders = [], [], []
+    choices = tuple(map(tuple, _choices(calculation, pieces, waits, waiting)))
+    for order, rows, shards in _rows_by_order(pieces, choices, len(labels), tuple(groups), sizes if groups else ()):
+        numbers = {first: tensors[first].find(meanings[first][rows], order) for first in options_of}
+        is_known = np.minimum.reduce(list(numbers.values())) >= 0
+        for first, each in numbers.items():
+            options_of[first].append(each[is_known])
+        used_rows.append(rows[is_known])
+        used_shards.append(shards[is_known])
+        used_orders.append(np.full(len(used_rows[-1]), order, dtype=np.int64))
+    flops = _flops(calculation, -(-np.array(sizes, dtype=np.int64) // np.concatenate(used_shards)))
+    columns = {first: np.concatenate(each) for first, each in options_of.items()}
+    *used, made = (columns[first] for first in first_of)
+    return Layouts(tuple(used), made, flops, np.concatenate(used_rows), np.concatenate(used_orders))
+
+
+@lru_cache(MOST_ROWS)
+def _rows_by_order(
+    pieces: Pieces,
+    choices: tuple[tuple[int, ...], ...],
+    labels: int,
+    groups: tuple[tuple[int, ...], ...],
+    sizes: tuple[int, ...],
+) -> list[tuple[int, Numbers, Numbers]]:
+    """By the number of an order of the pieces the rows that are others in it, and per row and label its parts.
+
+    Args:
+        pieces: of the axes.
+        choices: per piece what it may do.
+        labels: how many there are.
+        groups: the labels of each dim that has several.
+        sizes: of all labels, if any dim has several.
+    """
+    rows = rows_of(choices)
+    shards = _shards(rows, pieces, labels)
     is_even = _is_even(rows, shards, sizes, groups)
     rows, shards = rows[is_even], shards[is_even]
-    meanings = _meanings(calculation, tensors, waits)
-    found: list[list[Numbers]] = [[] for _ in tensors]
-    used_rows, used_shards, used_orders = [], [], []
+    ordered = []
     for order, line in enumerate(pieces.orders):
         which = _differ(rows, line, groups) if order else np.ones(len(rows), dtype=np.bool_)
         for grouped in groups:
             which &= _follow(rows[:, list(line)], grouped)
-        if order and not which.any():
-            continue
-        own, parts = rows[which], shards[which]
-        numbers = [options.find(meaning[own], order) for options, meaning in zip(tensors, meanings, strict=True)]
-        is_known = np.minimum.reduce(numbers) >= 0
-        for column, each in zip(found, numbers, strict=True):
-            column.append(each[is_known])
-        used_rows.append(own[is_known])
-        used_shards.append(parts[is_known])
-        used_orders.append(np.full(len(used_rows[-1]), order, dtype=np.int64))
-    flops = _flops(calculation, -(-sizes // np.concatenate(used_shards)))
-    *used, made = (np.concatenate(column) for column in found)
-    return Layouts(tuple(used), made, flops, np.concatenate(used_rows), np.concatenate(used_orders))
+        if not order or which.any():
+            ordered.append((order, rows[which], shards[which]))
+    return ordered
 
 
 def _choices(
@@ -192,9 +229,10 @@ def _choices(
     pattern, labels, along = calculation.pattern, calculation.pattern.labels, waiting[-1].pieces
     sizes = calculation.sizes
     cuttable = [1 + n for n, label in enumerate(labels) if sizes[n] > 1 and label not in calculation.whole]
+    kept = [n for n in cuttable if labels[n - 1] not in pattern.reduced]
     choices = []
     for piece, size in enumerate(pieces.sizes.tolist()):
-        own = [n for n in cuttable if pattern.role(labels[n - 1]) not in SUMMED or piece in along]
+        own = cuttable if piece in along else kept
         cutting = [n for n in own if sizes[n - 1] % size == 0] + [n for n in own if sizes[n - 1] % size]
         held = [
             1 + len(labels) + number
@@ -214,7 +252,9 @@ def _shards(rows: Numbers, pieces: Pieces, labels: int) -> Numbers:
     return np.asarray(np.where(cuts, pieces.sizes[:, None], 1).prod(axis=1))
 
 
-def _is_even(rows: Numbers, shards: Numbers, sizes: Numbers, groups: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
+def _is_even(
+    rows: Numbers, shards: Numbers, sizes: Sequence[int], groups: Sequence[Sequence[int]]
+) -> NDArray[np.bool_]:
     """The rows in which the labels of a dim are cut evenly, those major to another to the end."""
     keep = np.ones(len(rows), dtype=np.bool_)
     for grouped in groups:
@@ -231,15 +271,12 @@ def _meanings(calculation: Calculation, tensors: Sequence[Options], waits: Seque
     pattern, labels, last = calculation.pattern, calculation.pattern.labels, len(tensors) - 1
     meanings = []
     for number, (term, options) in enumerate(zip(pattern.terms, tensors, strict=True)):
-        meaning = np.zeros(1 + len(labels) + len(waits), dtype=np.int64)
-        for place, name in enumerate(labels):
-            dims = [dim for dim, group in enumerate(term) if name in group]
-            is_summed = number == last and pattern.role(name) in SUMMED
-            meaning[1 + place] = 1 + dims[0] if dims else options.roles - 1 if is_summed else 0
-        for place, wait in enumerate(waits):
-            holds = number == last or number in wait.operands
-            meaning[1 + len(labels) + place] = options.roles - 1 if holds else 0
-        meanings.append(meaning)
+        combined = options.roles - 1
+        dims = {name: 1 + dim for dim in reversed(range(len(term))) for name in term[dim]}
+        if number == last:
+            dims |= dict.fromkeys(pattern.reduced, combined)
+        holding = [combined if number == last or number in wait.operands else 0 for wait in waits]
+        meanings.append(np.array([0, *(dims.get(name, 0) for name in labels), *holding], dtype=np.int64))
     return meanings
 
 

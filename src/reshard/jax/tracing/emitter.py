@@ -172,6 +172,7 @@ def known_number(program: Program, value: Value) -> Any:
     return number if not cast or number in (-1, 0, 1) else None
 
 
+@lru_cache(256)
 def labels(ndim: int, stem: str = "d") -> Term:
     """The term of a tensor with one label per dim."""
     return tuple((f"{stem}{dim}",) for dim in range(ndim))
@@ -188,6 +189,7 @@ def product_labels(operands: Sequence[Value], numbers: Any) -> list[list[str]]:
     return named
 
 
+@lru_cache(1024)
 def within(shape: Shape, result: Shape) -> Term:
     """The term of an operand that is as the result, or repeated where it is a scalar or has size 1."""
     return tuple(
