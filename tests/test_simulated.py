@@ -116,3 +116,28 @@ def test_a_hundred_thousand_devices() -> None:
         whole = Plan(made.reshard, made.steps, made.options)
         assert all(step.rounds <= 64 for step in whole.steps)
         check_price(whole, network)
+
+
+@pytest.mark.parametrize("name", ["h100-2x4", "h100-4x2", "tpu-v5e-4x4", "tpu-v5p-2x2x4"])
+def test_sums_of_which_replicas_do_a_share(name: str) -> None:
+    """Whoever holds the same values combines a share of them too, be that across hosts; in hosts alone it may be sooner."""
+    network = Network.preset(name)
+    mesh = Mesh.of(dict(zip("abc", [level.size for level in network.levels][::-1], strict=False)))
+    for axis in mesh.sizes:
+        ends = Sharding.of(mesh, None, None, unreduced=axis), Sharding.of(mesh, None, None)
+        reshard = Reshard.of(*ends, (4096, 4096), "float32")
+        at_once = Plan(reshard, (Step(reshard),), Options(network))
+        assert at_once.steps[0].kind == "AllReduce"
+        check_price(at_once, network)
+        made = plan(*ends, (4096, 4096), "float32", network=network)
+        check_price(made, network)
+        assert (made.seconds or 0.0) <= (at_once.seconds or 0.0)
+
+
+def test_sums_inside_hosts_that_hold_the_same_stay_there() -> None:
+    """Of 64 MiB a device gets 3/4 from its host, and again; shared with the other host, a half would come from there."""
+    mesh = Mesh.of(h=2, g=4)
+    ends = Sharding.of(mesh, None, None, unreduced="g"), Sharding.of(mesh, None, None)
+    made = plan(*ends, (4096, 4096), "float32", network="h100-2x4")
+    assert [step.kind for step in made.steps] == ["ReduceScatter", "AllGather"]
+    assert made.received_bytes == 2 * 3 * (64 << 20) // 4

@@ -300,7 +300,7 @@ def _use_of_ring_exchange(exchange: RingExchange, itemsize: float, network: Netw
 
 
 def _all_reduce_use(step: Step, itemsize: float, network: Network) -> Use | None:
-    """A reduce-scatter and an all-gather in each group; None where the groups do not lie on levels.
+    """A reduce-scatter and an all-gather in each group; None where the groups do not lie on levels, or replicas share.
 
     Where every device combines by itself all tiles are gathered: as many bytes as they have, in half the messages.
 
@@ -313,9 +313,11 @@ def _all_reduce_use(step: Step, itemsize: float, network: Network) -> Use | None
     >>> [round(seconds_of(Step(reshard, near=near), network) * 1e6, 3) for near in (0, 1)], 4 + 2 * 3, 2 + 4 * 3
     ([10.0, 14.0], 10, 14)
     """
-    exchange = step.moves[0].exchange
+    exchange, *after = [move.exchange for move in step.moves]
     if not isinstance(exchange, DigitExchange):
         return None
+    if any(isinstance(other, DigitExchange) and other.gathered_values > exchange.combined.size for other in after):
+        return None  # replicas of what is combined do a share of it too
     check_reach(network, step.before.mesh)
     stages = stages_of_group(network, step.before.mesh, exchange.combined)
     if stages is None:

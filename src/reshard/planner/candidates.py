@@ -211,6 +211,8 @@ def detours(reshard: Reshard, boundaries: Sequence[int] = (), hosts: Collection[
     if combined:
         if hosts and _is_of_hosts(source, max(hosts)):
             yield Route((), near=1)
+            in_groups = list(islice(refinements(source, combined, target, shape), TRIED))
+            yield from [Route((middle,), near=1) for middle in unlike(in_groups, reshard)]
         if boundaries and is_small(reshard):
             in_place = replace(source, unreduced=difference(source.unreduced, combined, source.mesh.sizes))
             on_the_way = () if in_place == target else (in_place,)
