@@ -120,7 +120,7 @@ def test_a_hundred_thousand_devices() -> None:
 
 @pytest.mark.parametrize("name", ["h100-2x4", "h100-4x2", "tpu-v5e-4x4", "tpu-v5p-2x2x4"])
 def test_sums_of_which_replicas_do_a_share(name: str) -> None:
-    """Whoever holds the same values combines a share of them too, be that across hosts; in hosts alone it may be sooner."""
+    """Whoever holds the same values combines a share of them too, across hosts as well."""
     network = Network.preset(name)
     mesh = Mesh.of(dict(zip("abc", [level.size for level in network.levels][::-1], strict=False)))
     for axis in mesh.sizes:
@@ -135,7 +135,7 @@ def test_sums_of_which_replicas_do_a_share(name: str) -> None:
 
 
 def test_sums_inside_hosts_that_hold_the_same_stay_there() -> None:
-    """Of 64 MiB a device gets 3/4 from its host, and again; shared with the other host, a half would come from there."""
+    """Of 64 MiB a device gets three quarters from its own host, to combine and then to gather."""
     mesh = Mesh.of(h=2, g=4)
     ends = Sharding.of(mesh, None, None, unreduced="g"), Sharding.of(mesh, None, None)
     made = plan(*ends, (4096, 4096), "float32", network="h100-2x4")
