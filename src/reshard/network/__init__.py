@@ -37,7 +37,7 @@ from reshard.network.level import LINKS, Level
 from reshard.network.link_use import busy_along, least_busy, unnamed, use_of_pattern, use_of_rings
 from reshard.network.nested import nested
 from reshard.network.networks import Network, check_reach
-from reshard.network.overlap import FOLLOWED, spans_of_uses
+from reshard.network.parts_under_way import FOLLOWED, spans_of_uses
 from reshard.network.presets import FAMILIES
 from reshard.network.pricing import (
     busy_seconds,

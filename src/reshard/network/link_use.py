@@ -43,7 +43,7 @@ from reshard.network.numbers import device_digits
 from reshard.network.patterns import Pattern
 from reshard.network.ring_loads import RingLoads
 from reshard.network.traffic import Loads, loads, orders, runs
-from reshard.network.use import Flow, Turn, Use
+from reshard.network.use import LinkFlow, LinkTurn, Use
 from reshard.refinement import Cuts
 
 CACHED = 4096
@@ -96,11 +96,11 @@ def use_of_rings(rings: Sequence[Digit], carried: RingLoads, unit_bytes: float, 
     own = carried.fullest / (sum(carried.hops) or 1.0)  # of what a hop puts on its fullest link, the link of all hops
     used = [own * (level.digit in rings) for level in network.levels for _ in range(level.places)]
     messages = [rate / level.bandwidth * part for rate, part in zip(_messages_of_a_byte(network), used, strict=True)]
-    turns, seconds = list[Turn](), 0.0
+    turns, seconds = list[LinkTurn](), 0.0
     for hop in carried.hops:
         bytes_s = hop * unit_bytes / level.bandwidth
         least_s = max(level.latency_s, bytes_s)
-        turns.append((Flow(0.0, least_s, tuple([bytes_s * part for part in used]), tuple(messages)),))
+        turns.append((LinkFlow(0.0, least_s, tuple([bytes_s * part for part in used]), tuple(messages)),))
         seconds += least_s
     return Use.started(seconds, busy, turns, network)
 
@@ -149,7 +149,7 @@ def use_of_loads(carried: Loads, unit_bytes: float, network: Network, piece_byte
     ]
     busy = [carried.with_latencies(bytes_s) if bytes_s else 0.0 for bytes_s in flows]
     rates = [rate / piece_bytes for rate in _messages_of_a_byte(network)]
-    flow = Flow(carried.waits_s, carried.hops_s, tuple(flows), tuple(map(mul, flows, rates)))
+    flow = LinkFlow(carried.waits_s, carried.hops_s, tuple(flows), tuple(map(mul, flows, rates)))
     return Use.started(carried.seconds(network.levels, unit_bytes), busy, [(flow,)], network)
 
 
@@ -186,7 +186,9 @@ def use_of_stages(
     flows = []
     for timing, stage in zip(timings, stages, strict=True):
         shares, messages = _places_of_stage(network, stage)
-        flows.append(Flow(timing.wait_s, timing.hops_s, tuple([timing.bytes_s * share for share in shares]), messages))
+        flows.append(
+            LinkFlow(timing.wait_s, timing.hops_s, tuple([timing.bytes_s * share for share in shares]), messages)
+        )
     seconds = sum([timing.seconds for timing in timings]) * times
     used = map(any, zip(*(flow.messages for flow in flows), strict=True))
     return Use.started(seconds, [seconds * is_used for is_used in used], [tuple(flows[::-1])] * times, network)

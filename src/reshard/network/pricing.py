@@ -38,11 +38,11 @@ from reshard.network.link_use import (
     use_of_stages,
 )
 from reshard.network.networks import Network, check_reach
-from reshard.network.overlap import FOLLOWED, forget_spans, spans_of_uses
+from reshard.network.parts_under_way import FOLLOWED, forget_spans, spans_of_uses
 from reshard.network.patterns import Pattern, kind_of
 from reshard.network.ring_loads import ring_loads, transposed_loads
 from reshard.network.traffic import loads
-from reshard.network.use import Flow, Use, turns_of_hops
+from reshard.network.use import LinkFlow, Use, turns_of_hops
 from reshard.steps import Share, Step
 
 NEARLY = 0.99
@@ -225,7 +225,9 @@ def use_at_most(step: Step, network: Network) -> Use:
     seconds = step.total_received_bytes / slowest + listed_pieces([step]) * latency_s
     whole_s = seconds + network.launch_s * len(step.moves)
     busy = (seconds,) * network.places
-    return Use(whole_s, (*busy, network.launch_s), ((Flow(whole_s - seconds, 0.0, busy, (1.0,) * network.places),),))
+    return Use(
+        whole_s, (*busy, network.launch_s), ((LinkFlow(whole_s - seconds, 0.0, busy, (1.0,) * network.places),),)
+    )
 
 
 def exchange_seconds(exchange: Exchange, itemsize: float, network: Network) -> float:

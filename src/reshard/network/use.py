@@ -5,7 +5,7 @@ What a flow waits, and what its hops take beside its bytes, leaves links to othe
 
 By hand, of two turns the second is two flows of 1 + 2 s:
 
->>> flow = Flow(wait_s=1.0, least_s=0.5, busy=(2.0, 0.0), messages=(1.0, 0.0))
+>>> flow = LinkFlow(wait_s=1.0, least_s=0.5, busy=(2.0, 0.0), messages=(1.0, 0.0))
 >>> [seconds_of_turn(turn) for turn in ((flow,), (flow, flow))]
 [3.0, 6.0]
 """
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from reshard.network.networks import Network
 
 
-class Flow(NamedTuple):
+class LinkFlow(NamedTuple):
     """Messages that are under way at once."""
 
     wait_s: float
@@ -39,16 +39,16 @@ class Flow(NamedTuple):
         return self.wait_s + max(self.least_s, *self.busy)
 
 
-Turn = tuple[Flow, ...]
+LinkTurn = tuple[LinkFlow, ...]
 """Flows one after the other; a part waits for the one before it to be through with all of them."""
 
 
-def seconds_of_turn(turn: Turn) -> float:
+def seconds_of_turn(turn: LinkTurn) -> float:
     """What a turn takes by itself."""
     return sum([flow.seconds for flow in turn])
 
 
-def turns_of_hops(hops: Sequence[Flow], together: Sequence[float]) -> list[Turn]:
+def turns_of_hops(hops: Sequence[LinkFlow], together: Sequence[float]) -> list[LinkTurn]:
     """A turn for each hop, which leaves its links idle where that of all hops together is not the fullest of its own.
 
     Args:
@@ -57,14 +57,14 @@ def turns_of_hops(hops: Sequence[Flow], together: Sequence[float]) -> list[Turn]
 
     By hand, two hops of 2 s, each on links of its own but for a second:
 
-    >>> turns_of_hops([Flow(0.0, 1.0, (2.0,), (4.0,))] * 2, [3.0])[0]
-    (Flow(wait_s=0.0, least_s=2.0, busy=(1.5,), messages=(3.0,)),)
+    >>> turns_of_hops([LinkFlow(0.0, 1.0, (2.0,), (4.0,))] * 2, [3.0])[0]
+    (LinkFlow(wait_s=0.0, least_s=2.0, busy=(1.5,), messages=(3.0,)),)
     """
     in_all = map(sum, zip(*(hop.busy for hop in hops), strict=True))
     parts = [busiest / added if added else 0.0 for busiest, added in zip(together, in_all, strict=True)]
     return [
         (
-            Flow(
+            LinkFlow(
                 hop.wait_s,
                 hop.seconds - hop.wait_s,
                 tuple(map(mul, hop.busy, parts)),
@@ -83,7 +83,7 @@ class Use(NamedTuple):
     """Per level the seconds of its busiest link or port, of each that is told apart (`Level.places`), with the
     latencies; last those in which steps start. In all of them those in which a device copies, and neither sends nor
     starts anything."""
-    turns: tuple[Turn, ...]
+    turns: tuple[LinkTurn, ...]
     """What it does one after the other, latencies told apart."""
 
     @classmethod
@@ -92,7 +92,7 @@ class Use(NamedTuple):
         return cls(0.0, (0.0,) * (network.places + 1), ())
 
     @classmethod
-    def started(cls, seconds: float, busy: Sequence[float], turns: Sequence[Turn], network: Network) -> Use:
+    def started(cls, seconds: float, busy: Sequence[float], turns: Sequence[LinkTurn], network: Network) -> Use:
         """That of a step of these turns, once it has started.
 
         Args:
@@ -104,7 +104,7 @@ class Use(NamedTuple):
         launch_s = network.launch_s
         if launch_s:
             first, *flows = turns[0]
-            begun = Flow(first.wait_s + launch_s, first.least_s, first.busy, first.messages)
+            begun = LinkFlow(first.wait_s + launch_s, first.least_s, first.busy, first.messages)
             turns = [(begun, *flows), *turns[1:]]
         return cls(seconds + launch_s, (*busy, launch_s), tuple(turns))
 
@@ -113,11 +113,11 @@ class Use(NamedTuple):
 
         By hand, 1 s, then 3 s of which a link is busy for 2:
 
-        >>> Use(3.0, (2.0, 0.0), ((Flow(1.0, 0.0, (2.0,), (1.0,)),),)).after_alone(1.0)[:2]
+        >>> Use(3.0, (2.0, 0.0), ((LinkFlow(1.0, 0.0, (2.0,), (1.0,)),),)).after_alone(1.0)[:2]
         (4.0, (3.0, 1.0))
         """
         places = len(self.busy) - 1
-        alone = Flow(0.0, 0.0, (alone_s,) * places, (1.0,) * places)
+        alone = LinkFlow(0.0, 0.0, (alone_s,) * places, (1.0,) * places)
         first, *others = self.turns or ((),)
         return Use(self.seconds + alone_s, tuple([busy + alone_s for busy in self.busy]), ((alone, *first), *others))
 

@@ -11,7 +11,7 @@ seldom more than they take.
 
 By hand, 2 s on one level and then 2 s on another, in two parts: the second part begins as the first changes levels.
 
->>> on_first, on_second = (Flow(0.0, 0.0, busy, busy) for busy in ((2.0, 0.0), (0.0, 2.0)))
+>>> on_first, on_second = (LinkFlow(0.0, 0.0, busy, busy) for busy in ((2.0, 0.0), (0.0, 2.0)))
 >>> uses = [Use(2.0, flow.busy, ((flow,),)) for flow in (on_first, on_second)]
 >>> spans_of_uses([uses], [2])
 [[(0.0, 4.0), (2.0, 6.0)]]
@@ -33,7 +33,7 @@ from math import inf
 
 import numpy as np
 
-from reshard.network.use import Flow, Turn, Use, seconds_of_turn
+from reshard.network.use import LinkFlow, LinkTurn, Use, seconds_of_turn
 
 FOLLOWED = 128
 """So many parts are followed, as many as a planner takes."""
@@ -47,10 +47,12 @@ NEARLY = 1 + 1e-9
 """What is no more than so many times another is no larger."""
 TINY = 1e-300
 
-Span = tuple[float, float]
+TimeSpan = tuple[float, float]
 
 
-def spans_of_uses(uses: Sequence[Sequence[Use]], parts: Sequence[int], followed: int = FOLLOWED) -> list[list[Span]]:
+def spans_of_uses(
+    uses: Sequence[Sequence[Use]], parts: Sequence[int], followed: int = FOLLOWED
+) -> list[list[TimeSpan]]:
     """Per share and step, when the first part begins it and the last has done it, in seconds.
 
     Args:
@@ -60,13 +62,13 @@ def spans_of_uses(uses: Sequence[Sequence[Use]], parts: Sequence[int], followed:
 
     By hand, 4 parts of which 2 are followed: the others add 2 s each.
 
-    >>> flow = Flow(0.0, 0.0, (2.0,), (1.0,))
+    >>> flow = LinkFlow(0.0, 0.0, (2.0,), (1.0,))
     >>> spans_of_uses([[Use(2.0, (2.0, 0.0), ((flow,),))]], [4], followed=2)
     [[(0.0, 8.0)]]
     """
     shares = tuple([tuple([turn for use in chain for turn in use.turns]) for chain in uses])
     few = _scaled(parts, followed)
-    spans: Sequence[Sequence[Span]] = _spans_of_turns(shares, few)
+    spans: Sequence[Sequence[TimeSpan]] = _spans_of_turns(shares, few)
     if sum(parts) > sum(few):
         added_s = _busiest_s(shares, parts) - _busiest_s(shares, few)
         spans = [[(start, end + added_s) for start, end in of_share] for of_share in spans]
@@ -74,7 +76,7 @@ def spans_of_uses(uses: Sequence[Sequence[Use]], parts: Sequence[int], followed:
 
 
 @lru_cache(CACHED)
-def _spans_of_turns(shares: tuple[tuple[Turn, ...], ...], parts: tuple[int, ...]) -> list[list[Span]]:
+def _spans_of_turns(shares: tuple[tuple[LinkTurn, ...], ...], parts: tuple[int, ...]) -> list[list[TimeSpan]]:
     """The same of turns, all parts followed."""
     if len(shares) == 1 and _is_apart(shares[0]):
         return [_in_turn(shares[0], parts[0])]
@@ -85,9 +87,9 @@ forget_spans = _spans_of_turns.cache_clear
 """Forget how long parts take."""
 
 
-def _of_steps(uses: Sequence[Use], spans: Sequence[Span]) -> list[Span]:
+def _of_steps(uses: Sequence[Use], spans: Sequence[TimeSpan]) -> list[TimeSpan]:
     """The spans of steps from those of their turns; what sends nothing begins as the next does, or the last ends."""
-    listed, number, end = list[Span](), 0, 0.0
+    listed, number, end = list[TimeSpan](), 0, 0.0
     for use in uses:
         start = spans[number][0] if number < len(spans) else end
         number += len(use.turns)
@@ -106,16 +108,16 @@ def _scaled(parts: Sequence[int], most: int) -> tuple[int, ...]:
     return tuple(parts if total <= most else [max(round(count * most / total), 1) for count in parts])
 
 
-def _is_apart(turns: Sequence[Turn]) -> bool:
+def _is_apart(turns: Sequence[LinkTurn]) -> bool:
     """Whether no two turns hold one link."""
     used = [{place for flow in turn for place, busy in enumerate(flow.busy) if busy} for turn in turns]
     return sum(map(len, used)) == len(set().union(*used))
 
 
-def _in_turn(turns: Sequence[Turn], count: int) -> list[Span]:
+def _in_turn(turns: Sequence[LinkTurn], count: int) -> list[TimeSpan]:
     """The spans of turns that wait for nothing but one another: each part is behind the last at the longest.
 
-    >>> flow = Flow(0.0, 0.0, (2.0,), (1.0,))
+    >>> flow = LinkFlow(0.0, 0.0, (2.0,), (1.0,))
     >>> _in_turn([(flow,), (flow, flow), (flow,)], 2)
     [(0.0, 4.0), (2.0, 10.0), (6.0, 12.0)]
     """
@@ -125,7 +127,7 @@ def _in_turn(turns: Sequence[Turn], count: int) -> list[Span]:
     return [(end - own, end + (count - 1) * most) for end, own, most in zip(ends, seconds, longest, strict=True)]
 
 
-def _busiest_s(shares: Sequence[Sequence[Turn]], parts: Sequence[int]) -> float:
+def _busiest_s(shares: Sequence[Sequence[LinkTurn]], parts: Sequence[int]) -> float:
     """What the busiest level takes for so many parts, or the longest turn of a share."""
     levels, longest = [0.0], 0.0
     for turns, count in zip(shares, parts, strict=True):
@@ -138,17 +140,17 @@ def _busiest_s(shares: Sequence[Sequence[Turn]], parts: Sequence[int]) -> float:
     return max(*levels, longest)
 
 
-def _abreast(turns: Sequence[Turn], shares: Sequence[Sequence[Turn]]) -> int:
+def _abreast(turns: Sequence[LinkTurn], shares: Sequence[Sequence[LinkTurn]]) -> int:
     """How many parts of a share are in one turn at once."""
     return 2 if len(turns) == 1 and len(shares) > 1 else 1
 
 
-def _that_decide(flows: Sequence[Flow]) -> list[int]:
+def _that_decide(flows: Sequence[LinkFlow]) -> list[int]:
     """The places of which each has more or larger messages of some flow than any other: all others are done no later.
 
     By hand, the links of a line of 4 in an all-to-all: most go through the middle.
 
-    >>> _that_decide([Flow(0.0, 0.0, (3.0, 4.0, 3.0, 0.0), (3.0, 4.0, 3.0, 0.0))])
+    >>> _that_decide([LinkFlow(0.0, 0.0, (3.0, 4.0, 3.0, 0.0), (3.0, 4.0, 3.0, 0.0))])
     [1]
     """
     messages = np.array([flow.messages for flow in flows])
@@ -165,7 +167,7 @@ def _that_decide(flows: Sequence[Flow]) -> list[int]:
 class _Flowing:
     """A flow that waits or is under way."""
 
-    flow: Flow
+    flow: LinkFlow
     share: int
     turn: int
     number: int
@@ -181,7 +183,7 @@ class _UnderWay:
     done there once the clock is as much further as one of its messages takes alone.
     """
 
-    def __init__(self, shares: Sequence[Sequence[Turn]], parts: Sequence[int]) -> None:
+    def __init__(self, shares: Sequence[Sequence[LinkTurn]], parts: Sequence[int]) -> None:
         self.shares, self.parts = shares, parts
         self.sending = [number for number, turns in enumerate(shares) if turns]
         self.abreast = [_abreast(turns, shares) for turns in shares]
@@ -198,7 +200,7 @@ class _UnderWay:
         self.count = 0  # of what ever waited, so that of what is at once the first is first
         self.now_s = 0.0
 
-    def spans(self) -> list[list[Span]]:
+    def spans(self) -> list[list[TimeSpan]]:
         """Per share and turn, when the first part begins it and the last has done it."""
         self._begin(self.sending)
         while self._go_on():
