@@ -244,9 +244,10 @@ def _joined(model: Model, known: Descent, best: Descent, learnt: set[Table]) -> 
 def _begun(model: Model, bounded: Bounded, flows: Sequence[Flow], is_late: Callable[[], bool]) -> Descent:
     """The best of what propagation has and of what messages lead to, and of what each does where."""
     is_small, enough = len(model.nodes) <= SMALL, _enough(model)
-    best = Descent(model, *_flowing(model, flows[0]))
-    for flow in {tuple(flow.dims): flow for flow in flows[1:]}.values():
-        _join(best, _flowing(model, flow))
+    first, *others = _choices_of(model, flows)
+    best = Descent(model, *first)
+    for choice in others:
+        _join(best, choice)
     worth = WORTH if len(model.nodes) <= MEDIUM else HOPED
     begun, since = best.cost, 0
     for _ in range(STEPS):
@@ -326,6 +327,16 @@ def _flowing(model: Model, flow: Flow) -> Picked:
                 known[alike] = int(variable.domain[0]) if place is None else place
             options[id(variable)] = known[alike]
     return cheapest(model, options)
+
+
+def _choices_of(model: Model, flows: Sequence[Flow]) -> list[Picked]:
+    """What outcomes of propagation have, each choice once."""
+    choices: list[Picked] = []
+    for flow in {tuple(flow.dims): flow for flow in flows}.values():
+        choice = _flowing(model, flow)
+        if choice not in choices:
+            choices.append(choice)
+    return choices
 
 
 def _axis_by_axis_and_expanded(model: Model, best: Descent, is_late: Callable[[], bool], *, by_pieces: bool) -> None:

@@ -26,7 +26,7 @@ def reason(net: Net, flows: Sequence[Flow], number: int, sharding: Sharding) -> 
             flow = next((flow for flow in whole or flows if flow.dims[number][dim] == axes), None)
             way = "" if flow is None else " " + _way(net, flow, flow.origins[number][dim][-1])
             reasons.append(f"dim {dim} {{{', '.join(map(str, axes))}}}{way}")
-    chosen = "" if whole and len({flow.dims[number] for flow in flows}) == 1 else "; chosen by price"
+    chosen = "" if len(whole) == len(flows) else "; chosen by price"
     return ("; ".join(reasons) or "nothing reaches it") + chosen
 
 
