@@ -150,8 +150,11 @@ def test_the_price_is_that_of_the_links(mesh: Mesh, ring: Digit) -> None:
         assert seconds_of(step, network) == pytest.approx(seconds + network.launch_s, rel=0.05)
 
 
-@pytest.mark.parametrize("sizes", [{"a": 2, "b": 2, "c": 2}, {"a": 4, "b": 2}, {"a": 2, "b": 2, "c": 3}])
-def test_plans_take_them_and_run_as_priced(sizes: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "near"), [({"a": 2, "b": 2, "c": 2}, 0.05), ({"a": 4, "b": 2}, 0.05), ({"a": 2, "b": 2, "c": 3}, 0.06)]
+)
+def test_plans_take_them_and_run_as_priced(sizes: dict[str, int], near: float) -> None:
+    """On a ring of 12 hops of several parts meet on links that the price tells apart, in one plan by 5.5 %."""
     mesh = Mesh.of(sizes)
     network = Network((Level(1, mesh.size, "ring", 1, 0),))
     array = np.arange(96 * 96, dtype=np.int32).reshape(96, 96)
@@ -167,7 +170,7 @@ def test_plans_take_them_and_run_as_priced(sizes: dict[str, int]) -> None:
             assert (tiles[device] == tile).all()
         assert max(received.values()) == made.received_bytes == made.lower_bound_bytes + made.relayed_bytes
         large = plan(source, target, (1152, 1152), "int32", network=network)  # whose shares are nearly of one size
-        assert simulated_seconds(large, network) == pytest.approx(large.seconds, rel=0.06)  # hops of parts may meet
+        assert simulated_seconds(large, network) == pytest.approx(large.seconds, rel=near)
         assert Plan.from_json(made.to_json()) == made
     assert taken > 4
 

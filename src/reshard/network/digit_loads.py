@@ -205,7 +205,7 @@ class _Stream(NamedTuple):
     """Of each, or of every one."""
 
 
-def _fullest(level: Level, lines: int, streams: Sequence[_Stream]) -> tuple[float, tuple[float, ...]]:
+def _fullest_of(level: Level, lines: int, streams: Sequence[_Stream]) -> tuple[float, tuple[float, ...]]:
     """What the busiest link of a level carries, and those that are told apart; arguments are those of `_passes`."""
     pieces = [stream.digits.offsets() for stream in streams]
     amounts = [np.broadcast_to(stream.amounts, len(each)) for stream, each in zip(streams, pieces, strict=True)]
@@ -213,7 +213,7 @@ def _fullest(level: Level, lines: int, streams: Sequence[_Stream]) -> tuple[floa
     return fullest_link(level, passes), links_along(level, passes)
 
 
-_fullest_of_alike = lru_cache(CACHED)(_fullest)
+_fullest_of_alike = lru_cache(CACHED)(_fullest_of)
 """The same of streams whose pieces are all as large, which is kept."""
 
 
@@ -474,7 +474,7 @@ class _UnlikePieces(_Pieces):
         return [LetteredTable(values.astype(np.float64), letters) for values, letters in self.lengths], filled
 
     def _fullest(self, level: Level, lines: int, streams: Sequence[_Stream]) -> tuple[float, tuple[float, ...]]:
-        return _fullest(level, lines, streams)
+        return _fullest_of(level, lines, streams)
 
     def _telling(self) -> set[int]:
         return {self.same_as[variable] for _, letters in self.lengths for variable in letters}

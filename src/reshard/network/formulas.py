@@ -210,8 +210,8 @@ def broadcast(level: Level, sent_bytes: float) -> float:
     return max(level.latency_s * level.hops, sent_bytes / level.bandwidth)
 
 
-def staged_all_gather(stages: Iterable[Sequence[Level]], gathered_bytes: float) -> float:
-    """Seconds of an all-gather, or a reduce-scatter backwards, over levels of several speeds, one after another.
+def stage_timings(stages: Iterable[Sequence[Level]], gathered_bytes: float) -> list[Timing]:
+    """What an all-gather, or a reduce-scatter backwards, takes over levels of several speeds, stage by stage.
 
     The outermost level goes first, while shards are small, and the innermost last, with all V; levels of one
     torus go together.
@@ -221,18 +221,16 @@ def staged_all_gather(stages: Iterable[Sequence[Level]], gathered_bytes: float) 
         stages: what is gathered over at once, innermost first: one switch level, or levels of a torus.
         gathered_bytes: V.
 
+    Returns:
+        Of each stage, innermost first.
+
     By hand: 16 devices on 2 hosts; between hosts each gathers its eighth of 16 MB, half of it from outside, so
     1 MB; then the 7 others of a host give 14 MB.
 
     >>> inside, outside = Level(1, 8, "switch", 450e9, 0.0), Level(8, 2, "switch", 50e9, 0.0)
-    >>> staged_all_gather([[inside], [outside]], 16e6) == 14e6 / 450e9 + 1e6 / 50e9
+    >>> [timing.seconds for timing in stage_timings([[inside], [outside]], 16e6)] == [14e6 / 450e9, 1e6 / 50e9]
     True
     """
-    return sum([timing.seconds for timing in stage_timings(stages, gathered_bytes)])
-
-
-def stage_timings(stages: Iterable[Sequence[Level]], gathered_bytes: float) -> list[Timing]:
-    """What each stage of `staged_all_gather` takes, innermost first."""
     timings, shards = list[Timing](), gathered_bytes
     for levels in stages:
         timings.append(gather_timing(levels, shards))

@@ -131,6 +131,11 @@ class Network:
         """How many links are told apart in what is busy, of all levels together."""
         return sum(level.places for level in self.levels)
 
+    @cached_property
+    def has_switches(self) -> bool:
+        """Whether there are levels where messages wait for one another."""
+        return any(level.is_switch for level in self.levels)
+
     def flops_of(self, dtype: DType) -> float | None:
         """Operations/s of a device on values of a dtype; None where they do not count.
 

@@ -69,7 +69,7 @@ def seconds_of(step: Step, network: Network) -> float:
 def overlapped_seconds(shares: Sequence[Share], network: Network, followed: int = FOLLOWED) -> float:
     """Seconds in which a tensor goes through chains of steps in equal parts, one behind the other, all chains at once.
 
-    Steps that use the same links or ports share them (`overlap.py`), and every part pays its latencies.
+    Steps that use the same links or ports share them (`parts_under_way.py`), and every part pays its latencies.
 
     By hand, two steps of 4 s each on different levels, in two parts: 2 + 2 s for the first, 2 s more for the second.
 

@@ -68,7 +68,7 @@ def _is_about_least(reshard: Reshard, network: Network, seconds: float, *, is_st
     Replicas nearby may save hops, so of several steps that is so only where the one from end to end takes no less.
     """
     prices = RoutePrices.of(reshard, network)
-    if any(level.is_switch for level in network.levels):
+    if network.has_switches:
         return False
     before, after = map(prices.of_steps.roles_of, prices.ends) if prices.by_digits else (None, None)
     if before is None or after is None:

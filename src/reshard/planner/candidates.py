@@ -70,7 +70,7 @@ def candidates(reshard: Reshard, network: Network | None = None) -> Iterator[Rou
         least = min(way.seconds for way in timed_routes(prices, routes))
         with suppress(ReshardError):
             yield gathered(reshard)
-        for middle in _gathers(prices, least) if prices.has_switches else ():
+        for middle in _gathers(prices, least) if network.has_switches else ():
             yield Route((middle,))
 
 

@@ -63,7 +63,7 @@ def in_fewer_messages(timed: Sequence[TimedRoute], prices: RoutePrices, limit_s:
         prices: theirs.
         limit_s: what the best of them takes.
     """
-    if is_small(prices.reshard) and prices.has_switches:
+    if is_small(prices.reshard) and prices.network.has_switches:
         yield from _gathered_apart(timed, prices)
     yield from one_axis_apart(prices, limit_s)
 
@@ -147,7 +147,7 @@ def sliced_first(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
     """
     reshard = prices.reshard
     source, target = prices.ends
-    if not prices.by_digits or not prices.has_switches:
+    if not prices.by_digits or not prices.network.has_switches:
         return
     if prices.least_seconds(1) * FAR > limit_s or not is_small(reshard):
         return

@@ -50,7 +50,7 @@ FAR_SOONER = 1.75
 def gathered_last(prices: RoutePrices, limit_s: float) -> Iterator[Route]:
     """The ways, those left out that are known to take about as long as a limit."""
     source, target = prices.ends
-    if not prices.by_digits or prices.has_switches:
+    if not prices.by_digits or prices.network.has_switches:
         return
     if source.mesh != target.mesh or source.is_woven or target.is_woven:
         return

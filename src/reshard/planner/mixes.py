@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import chain, combinations, product
 
 import numpy as np
@@ -21,7 +21,7 @@ from reshard.errors import ReshardError
 from reshard.mix import Floats, GrowingMix, best_mix
 from reshard.network import Use, spans_of_uses, uses_of
 from reshard.planner.level_ways import LevelWays
-from reshard.planner.number_of_parts import FOLLOWED_FIRST, MOST_PARTS, WORTH
+from reshard.planner.number_of_parts import FOLLOWED_FIRST, MOST_PARTS, WORTH, least_around
 from reshard.planner.policy import is_small
 from reshard.planner.route_prices import RoutePrices, TimedRoute
 from reshard.plans import Plan
@@ -161,7 +161,6 @@ def _in_parts(
     counts = [count for count in range(min(unit, MOST_PARTS), 0, -1) if unit % count == 0]
     rounded = [_rounded(amounts, count, waits + grows / count) for count in counts]
 
-    @cache
     def seconds(place: int) -> float:
         numbers, about = rounded[place]
         if about >= limit:
@@ -170,11 +169,9 @@ def _in_parts(
         spans = spans_of_uses(uses, [number for number in numbers if number], FOLLOWED_FIRST)
         return max(span[-1][1] for span in spans)
 
-    place = min(range(len(counts)), key=lambda place: rounded[place][1])
-    for turn in (1, -1):
-        while 0 <= place + turn < len(counts) and seconds(place + turn) < seconds(place):
-            place += turn
-    best = rounded[place][0] if seconds(place) < limit else []
+    soonest = min(range(len(counts)), key=lambda place: rounded[place][1])
+    place, least = least_around(soonest, len(counts), seconds)
+    best = rounded[place][0] if least < limit else []
     shares = [Share(prices.chain(way), number) for way, number in zip(routes, best, strict=False) if number]
     if not shares:
         return plan

@@ -23,6 +23,7 @@ By hand, between hosts 4 s, inside 4 s, no latency: of 2 parts the first takes 2
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from math import isqrt
@@ -56,15 +57,26 @@ def overlapped(plan: Plan) -> Plan:
     if not counts:
         return plan
 
-    @cache
     def seconds(place: int) -> float:
         return overlapped_seconds([Share(plan.steps, counts[place])], network, FOLLOWED_FIRST)
 
-    place = max(bisect_right(counts, best) - 1, 0)
-    for turn in (1, -1):  # where hops are a floor under bytes, more parts may take no longer, or fewer
-        while 0 <= place + turn < len(counts) and seconds(place + turn) < seconds(place):
-            place += turn
-    if seconds(place) >= alone * WORTH:
+    place, least = least_around(max(bisect_right(counts, best) - 1, 0), len(counts), seconds)
+    if least >= alone * WORTH:
         return plan
     in_parts = replace(plan, parts=counts[place])
     return in_parts if (in_parts.seconds or 0.0) < (plan.seconds or 0.0) else plan
+
+
+def least_around(place: int, count: int, seconds: Callable[[int], float]) -> tuple[int, float]:
+    """The place, of so many, to which less and less time leads from one, up and then down, and what it takes.
+
+    Where hops are a floor under bytes, more parts than are reckoned with may take no longer, or fewer.
+
+    >>> least_around(3, 5, [4.0, 1.0, 2.0, 3.0, 3.0].__getitem__)
+    (1, 1.0)
+    """
+    known = cache(seconds)
+    for turn in (1, -1):
+        while 0 <= place + turn < count and known(place + turn) < known(place):
+            place += turn
+    return place, known(place)

@@ -71,8 +71,6 @@ class RoutePrices:
         self._timed: dict[Route, TimedRoute] = {}
         self.is_of_patterns = network.copy_bandwidth is None and not network.meet_s
         """Whether it does not matter what is sent, nor in which groups."""
-        self.has_switches = any(level.is_switch for level in network.levels)
-        """Whether messages wait for one another."""
         self.by_digits = self.is_of_patterns and all(self.of_steps.roles_of(end) is not None for end in self.ends)
 
     @classmethod
