@@ -16,7 +16,7 @@ import numpy as np
 import oracle
 import problems
 from mpi4py import MPI
-from ring_plans import plans_with_kept, ring_plans
+from ring_plans import plan_that_keeps_blocks, plans_with_kept, ring_plans, two_rings_in_blocks
 
 import reshard as rs
 from reshard.digits import Digit
@@ -165,6 +165,7 @@ def rings() -> Iterator[str]:
             rs.mpi.run(plan, tiles[RANK], out=out)
             yield from unless(same_bits(out, expected), f"{plan!r} into memory: {out}")
     yield from unless(taken > 20 and passing > 1, f"{taken} moves, of which {passing} pass")
+    yield from agrees(plan_that_keeps_blocks(257), 1, counted=False)
 
 
 def two_rings() -> Iterator[str]:
@@ -176,6 +177,7 @@ def two_rings() -> Iterator[str]:
         yield from agrees(plan, shape[0])
         if shape == (36, 36):
             yield from agrees(replace(plan, parts=2), 1, counted=False)
+        yield from agrees(two_rings_in_blocks(shape), 2)
 
 
 def windows_and_deals() -> Iterator[str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from random import Random
 
 import problems
 
 import reshard as rs
 from reshard.digits import Digit
+from reshard.planner.larger_tensors import plans_ended_inside
 
 
 def ring_plans(mesh: rs.Mesh, shape: tuple[int, ...], dtype: str) -> Iterator[rs.Plan]:
@@ -37,3 +38,26 @@ def plans_with_kept(mesh: rs.Mesh, shape: tuple[int, ...], dtype: str, count: in
             if not all(exchange.holds(piece.sender, piece.box) for piece in sent):
                 yield plan
                 count -= 1
+
+
+def plan_that_keeps_blocks(rows: int) -> rs.Plan:
+    """On 2 x 2, in 5 parts, once a first step has put a tensor in blocks of 260 rows that devices keep for a ring."""
+    network, mesh = rs.Network((rs.network.Level(1, 4, "ring", 1, 0),)), rs.Mesh.of(a=2, b=2)
+    ends = rs.Sharding.of(mesh, "a", None), rs.Sharding.of(mesh, "b", None)
+    larger = replace(rs.plan(*ends, (260, 43), "int32", network=network), parts=5)
+    plan = next(plans_ended_inside(replace(larger.reshard, shape=(rows, 43)), larger))
+    assert plan.whole == (1, 1)
+    assert plan.steps[0].after in [step.kept for step in plan.steps]
+    return plan
+
+
+def two_rings_in_blocks(shape: tuple[int, int]) -> rs.Plan:
+    """Devices of 3 x 3 change places while a tensor lies in longer blocks than at its ends, the last of them short."""
+    mesh, longer = rs.Mesh.of(x=3, y=3), rs.Deal.blocks(-(-shape[0] // 3) + 1)
+    points = [
+        rs.Sharding.of(mesh, *dims) for dims in (("x", "y"), ((longer, "x"), "y"), ((longer, "y"), "x"), ("y", "x"))
+    ]
+    reshard = rs.plan(points[0], points[-1], shape, "float32").reshard
+    legs = [replace(reshard, source=before, target=after) for before, after in pairwise(points)]
+    along = rs.Step(legs[1], ring=Digit(3, 3), across=Digit(1, 3))
+    return rs.Plan(reshard, (rs.Step(legs[0]), along, rs.Step(legs[2])))

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 from jax_hlo import collectives, received_bytes  # noqa: E402
 from oracle import tiles as tiles_of  # noqa: E402
+from ring_plans import plan_that_keeps_blocks, two_rings_in_blocks  # noqa: E402
 
 import reshard as rs  # noqa: E402
 from reshard.digits import Digit  # noqa: E402
@@ -122,6 +123,12 @@ def test_devices_of_two_rings_change_places() -> None:
     assert {one.kind for one in sent} == {"collective-permute"}
     assert received_bytes(sent, 9) == step.all_received_bytes().tolist()
     np.testing.assert_array_equal(jax.jit(jax.grad(lambda x: (run(plan, x) ** 2).sum()))(array), 2 * array)
+
+
+@pytest.mark.parametrize("plan", [two_rings_in_blocks((21, 18)), plan_that_keeps_blocks(258)], ids=["changed", "kept"])
+def test_what_lies_in_blocks_goes_along_rings(plan: rs.Plan) -> None:
+    array = np.arange(plan.shape[0] * plan.shape[1], dtype=plan.dtype.name).reshape(plan.shape)
+    assert_holds(jax.jit(lambda x: run(plan, x))(array), plan.target, array)
 
 
 @pytest.mark.parametrize(("before", "after"), [(("a", "b"), (None, "b")), (("b", "a"), (None, None))], ids=str)

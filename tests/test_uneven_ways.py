@@ -14,8 +14,9 @@ from time_bounds import NETWORKS, pairs
 
 from reshard import Mesh, Network, Plan, ReshardError, Sharding, plan
 from reshard.deal import Deal
+from reshard.network.level import Level
 from reshard.planner.evened import evened_shapes
-from reshard.planner.larger_tensors import ended_inside as plans_ended_inside
+from reshard.planner.larger_tensors import plans_ended_inside
 from reshard.plans.ended_inside import ended_inside
 from reshard.plans.parts import Parting
 from reshard.problem import Reshard
@@ -136,3 +137,46 @@ def test_even_tensors_that_not_all_axes_divide_go_the_ways_of_larger_ones(
     assert made.seconds is not None
     assert made.lower_bound_seconds <= made.seconds < most_s
     assert Plan.from_json(made.to_json()) == made
+
+
+@pytest.mark.parametrize(
+    ("axes", "ends", "shape"),
+    [
+        ({"a": 2, "b": 4}, ((None, "a"), (None, None)), (65, 129)),
+        ({"a": 2, "b": 4}, ((None, "a"), ("a", None)), (65, 251)),
+        ({"a": 4, "b": 2}, (("b", None), (None, "b")), (131, 43)),
+    ],
+)
+def test_parts_use_what_lies_in_blocks_of_a_larger_tensor(
+    axes: dict[str, int], ends: tuple[tuple[str | None, ...], ...], shape: tuple[int, int]
+) -> None:
+    """Along a ring, where each device keeps its tile, once a first step has put the few elements in place."""
+    mesh = Mesh.of(axes)
+    network = Network((Level(1, axes["b"], "ring", 1, 0), Level(axes["b"], axes["a"], "ring", 1, 0)))
+    made = plan(*(Sharding.of(mesh, *end) for end in ends), shape, "int64", network=network)
+    assert made.whole[0] == 1
+    assert {step.kept for share in made.shares for step in share.steps} == {None, made.steps[0].after}
+    check_run(made)
+    assert Plan.from_json(made.to_json()) == made
+    with pytest.raises(ReshardError, match="which are not") as caught:
+        Plan(made.reshard, next(share.steps for share in made.shares if any(step.kept for step in share.steps)))
+    assert caught.value.code == "broken-chain"
+
+
+@pytest.mark.parametrize(
+    ("ends", "shape"),
+    [
+        ((("z", "x"), ("x", ("z", "y"))), (128257, 30011)),
+        (((None, ("z", "y")), (None, ("z", "x"))), (402056, 65537)),
+        ((("z", ("x", "y")), (("y", "z"), "x")), (128257, 30011)),
+        ((("z", "y"), ("y", ("z", "x"))), (402056, 65537)),
+    ],
+)
+def test_few_elements_lie_in_blocks_of_other_lengths(
+    ends: tuple[tuple[str | tuple[str, ...] | None, ...], ...], shape: tuple[int, int]
+) -> None:
+    """65,537 by 64 are 1,025, and 1,032 of a tensor that 512 devices divide: two fifths would lie elsewhere."""
+    mesh, network = Mesh.of(x=8, y=8, z=8), Network.preset("tpu-v5p-8x8x8")
+    larger = tuple(-(-size // 512) * 512 for size in shape)
+    uneven, even = (plan(*(Sharding.of(mesh, *end) for end in ends), each, network=network) for each in (shape, larger))
+    assert uneven.seconds <= even.seconds * 1.1

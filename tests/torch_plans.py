@@ -17,6 +17,7 @@ import numpy as np
 import oracle
 import torch
 import torch.distributed as dist
+from ring_plans import plan_that_keeps_blocks, two_rings_in_blocks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.utils import _pytree
@@ -174,7 +175,19 @@ def plans_with_kept(mesh: DeviceMesh, problems: list[Problem], ring: Digit) -> I
 
 def neighbours_hand_on(rank: int) -> list[str]:
     """Along a ring ranks receive what is planned; into memory at hand, in parts, and as code too."""
-    return along_ring(rank, (2, 2), Digit(1, 4))
+    kept = Problem((2, 2), (257, 43), torch.int32, (S0, R), (R, S0))
+    return [*along_ring(rank, (2, 2), Digit(1, 4)), *in_blocks(rank, kept, plan_that_keeps_blocks(257))]
+
+
+def in_blocks(rank: int, problem: Problem, plan: rs.Plan) -> list[str]:
+    """What goes along rings while it lies in blocks of a larger tensor; as code too."""
+    mesh = init_device_mesh("cpu", problem.sizes, mesh_dim_names=tuple(plan.source.mesh.sizes))
+    x, module = source_tensor(problem, mesh), dict[str, Any]()
+    held = spans(problem.shape, problem.sizes, problem.target, coordinate(rank, problem.sizes))
+    exec(rs.torch.code_of(plan), module)
+    results = rs.torch.run(plan, x).to_local(), module["reshard"](x.to_local())
+    wanted = cut(whole_value(problem), held)
+    return [unless(same(result, wanted), f"{plan!r}: {result} for {wanted}") for result in results]
 
 
 def neighbours_hand_on_among_eight(rank: int) -> list[str]:
@@ -199,6 +212,7 @@ def ranks_of_two_rings_change_places(rank: int) -> list[str]:
             wrong.append(unless(same(y.to_local(), wanted), f"{plan!r}: {y.to_local()} for {wanted}"))
             received = plan.received_bytes_on(rank)
             wrong.append(unless(traffic.received == received, f"{plan!r}: {traffic.received} bytes for {received}"))
+        wrong += in_blocks(rank, problem, two_rings_in_blocks(shape))
         crosses = line_of(whole.steps[0].moves[0].exchange, whole.source.mesh)
         wrong.append(unless(crosses is None, f"all is said to stay within mesh dim {crosses}"))
         limited = replace(whole, options=Options(memory_limit=1 << 30))

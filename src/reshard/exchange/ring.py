@@ -467,7 +467,7 @@ def transposed(source: Tiling, target: Tiling, ring: Digit, across: Digit) -> Ri
     same_order = source.mesh.size == target.mesh.size and source.same_order_as(target)
     are_inside = all(digit.stride > 0 and source.mesh.size % digit.end == 0 for digit in (ring, across))
     bounds = [ring.stride, ring.end, across.stride, across.end]
-    is_known = same_order and are_inside and source.classes == target.classes and not source.layout.weaves
+    is_known = same_order and are_inside and source.classes == target.classes
     common = refine(source.layout, target.layout, source.shape, bounds) if is_known else None
     if common is None or not change_places(ring, across, common.digits, common.source_roles, common.target_roles):
         raise ReshardError("bad-step", "only whole tiles of devices of two rings of a size change places along them")

@@ -16,7 +16,7 @@ two; by `a` alone they lie in blocks of 15, not of 16, so one row goes to the ot
 [(32,)]
 >>> leaving = Reshard.of(Sharding.of(mesh, "a"), Sharding.of(mesh, None), (30,))
 >>> larger = Reshard.of(leaving.source, leaving.target, (32,))
->>> [step.after.text() for step in chain_ended_inside(leaving, (32,), chain_through(larger))]
+>>> [step.after.text() for step in chain_ended_inside(leaving, (32,), chain_through(larger)).steps]
 ['[{blocks(16), "a"}]', '[{}]']
 """
 
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import lcm, prod
+from typing import NamedTuple
 
 from reshard.axis import Axis, difference
 from reshard.errors import ReshardError
@@ -44,33 +45,59 @@ def evened_shapes(reshard: Reshard) -> list[tuple[int, ...]]:
 
     Dims that are short, as those of size 1, are divided by what cuts them alone; where values are combined, which all
     may share that do so, dims that are longer are divided by all as well.
+    Last comes the shape in which every dim that an end cuts is divided by what cuts it alone: fewer elements lie in
+    other blocks there, and fewer ways lead through it.
     """
     if reshard.source.is_woven or reshard.target.is_woven:
         return []
     devices, (before, after) = reshard.source.mesh.size, (tiling.layout for tiling in reshard.tilings)
-    shapes = dict[tuple[int, ...], None]()
-    for longer in (LONGER, MOST) if reshard.source.unreduced else (LONGER,):
+    cuts = [lcm(*parts) for parts in zip(before.parts, after.parts, strict=True)]
+
+    def evened(longer: float, *, nearest: bool = False) -> tuple[int, ...]:
         shape = []
-        for dim, size in enumerate(reshard.shape):
-            cut = lcm(before.parts[dim], after.parts[dim])
+        for size, cut in zip(reshard.shape, cuts, strict=True):
             by_all, by_these = (-(-size // count) * count for count in (lcm(cut, devices), cut))
-            shape.append(by_all if by_all <= size * longer else by_these)
-        shapes[tuple(shape)] = None
-    return [shape for shape in shapes if prod(reshard.shape) < prod(shape) <= prod(reshard.shape) * MOST]
+            shape.append(by_all if by_all <= size * longer and not (nearest and cut > 1) else by_these)
+        return tuple(shape)
+
+    shapes = [evened(LONGER), *([evened(MOST)] if reshard.source.unreduced else []), evened(LONGER, nearest=True)]
+    least = prod(reshard.shape)
+    return [shape for shape in dict.fromkeys(shapes) if least < prod(shape) <= least * MOST]
 
 
-def chain_ended_inside(reshard: Reshard, larger: tuple[int, ...], steps: Chain) -> Chain:
+class Ended(NamedTuple):
+    """The chain of a tensor that ends inside a larger one."""
+
+    steps: Chain
+    whole: tuple[int, int]
+    """How many of the first and of the last steps put in place what lies in other blocks."""
+
+
+def chain_ended_inside(
+    reshard: Reshard, larger: tuple[int, ...], steps: Chain, *, in_parts: bool = False, cut_first: bool = False
+) -> Ended:
     """The chain of a larger tensor, for one that ends inside it.
+
+    Args:
+        reshard: of the smaller.
+        larger: the shape of the larger.
+        steps: its chain.
+        in_parts: whether it goes in parts, once it lies in blocks of the larger's: these are kept then.
+        cut_first: whether what lies in other blocks is put in place by the first step, once it is cut.
 
     Raises:
         ReshardError: where a step cannot be made.
     """
-    points = steps[0].before, *(step.after for step in steps)
+    points = [steps[0].before, *(step.after for step in steps)][cut_first:]
     middles = [ended_inside(point, larger, reshard.shape) for point in points]
-    chain = chain_through(reshard, *middles, near=(0, *(step.near for step in steps), 0))
-    larger_steps = dict(zip(pairwise(middles), steps, strict=True))
-    kept = reshard.source if middles[0] == reshard.source else None
-    return tuple([_along_rings(step, larger_steps.get((step.before, step.after)), kept) for step in chain])
+    near = [step.near for step in steps[cut_first:]]
+    chain = chain_through(reshard, *middles, near=(0, *near, 0))
+    larger_steps = dict(zip(pairwise(middles), steps[cut_first:], strict=True))
+    kept = middles[0] if in_parts or middles[0] == reshard.source else None
+    leads = middles[0] != reshard.source and [step.after for step in chain[:1]] == [middles[0]]
+    follows = middles[-1] != reshard.target and [step.before for step in chain[-1:]] == [middles[-1]]
+    along = tuple([_along_rings(step, larger_steps.get((step.before, step.after)), kept) for step in chain])
+    return Ended(along, (int(leads), int(follows)))
 
 
 def combined_apart(steps: Chain) -> Chain:
@@ -108,7 +135,7 @@ def _along_rings(step: Step, larger: Step | None, kept: Sharding | None) -> Step
     Args:
         step: of the smaller.
         larger: the same of the larger.
-        kept: the first tiles of the smaller, where they are what those of the larger are; else None.
+        kept: the first tiles of the smaller that lie as those of the larger do; None where it has none to keep.
     """
     if larger is None or larger.ring is None:
         return step
@@ -117,10 +144,3 @@ def _along_rings(step: Step, larger: Step | None, kept: Sharding | None) -> Step
         return step_of(step.reshard, ring=larger.ring, kept=kept, across=larger.across)
     except ReshardError:
         return step
-
-
-def whole_steps(reshard: Reshard, larger: tuple[int, ...], steps: Chain) -> tuple[int, int]:
-    """How many of the first and of the last steps of such a chain put in place what lies in other blocks."""
-    source, target = (ended_inside(end, larger, reshard.shape) for end in (reshard.source, reshard.target))
-    leads = source != reshard.source and steps[0].after == source
-    return int(leads), int(target != reshard.target and steps[-1].before == target)

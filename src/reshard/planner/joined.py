@@ -20,9 +20,10 @@ from collections.abc import Sequence
 
 from reshard.planner.candidates import refined
 from reshard.plans import Plan
+from reshard.plans.in_parts import taken_whole
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import Chain, Route, Share, Step, step_of
+from reshard.steps import Chain, Route, Share, keeping_nothing
 
 
 def finer(end: Sharding, other: Sharding, shape: tuple[int, ...]) -> list[Sharding]:
@@ -44,13 +45,14 @@ def joined(reshard: Reshard, first: Plan, rest: Plan) -> Plan:
     Raises:
         ReshardError: where they do not make one.
     """
-    endings = _endings(rest)
-    if rest.parts > 1:
-        parted, chains = rest, [(*first.steps, *steps) for steps in endings]
-        whole = (len(first.steps) + rest.whole[0], rest.whole[1])
+    if rest.parts > 1:  # what its parts keep is there once the whole tensor has been led to them
+        led = taken_whole(first).steps
+        parted, chains = rest, [(*led, *share.steps) for share in rest.shares]
+        whole = (len(led) + rest.whole[0], rest.whole[1])
     else:
-        parted, chains = first, [(*share.steps, *endings[0]) for share in first.shares]
-        whole = (first.whole[0], first.whole[1] + len(endings[0]))
+        ending = _endings(rest)[0]
+        parted, chains = first, [(*share.steps, *ending) for share in first.shares]
+        whole = (first.whole[0], first.whole[1] + len(ending))
     beside = tuple(Share(steps, share.parts) for steps, share in zip(chains[1:], parted.beside, strict=True))
     whole = whole if parted.parts > 1 else (0, 0)
     return Plan(reshard, chains[0], parted.options, parts=parted.parts, beside=beside, whole=whole)
@@ -63,9 +65,4 @@ def going_on(chains: Sequence[Chain], rest: Plan) -> list[Route]:
 
 def _endings(rest: Plan) -> list[Chain]:
     """The steps of all shares of a plan, where it is the end of another."""
-    return [tuple(map(_keeping_nothing, share.steps)) for share in rest.shares]
-
-
-def _keeping_nothing(step: Step) -> Step:
-    """The step without the tiles that devices would have from before: of a way that begins with other tiles."""
-    return step if step.kept is None else step_of(step.reshard, ring=step.ring)
+    return [tuple(map(keeping_nothing, share.steps)) for share in rest.shares]

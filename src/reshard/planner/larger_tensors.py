@@ -11,7 +11,8 @@ is good enough, the more so of many devices.
 >>> larger = replace(reshard, shape=(8,))
 >>> is_even(reshard), is_even(larger)
 (False, True)
->>> [[step.kind for step in way.steps] for way in ended_inside(reshard, Plan(larger, Route().chain(larger), options))]
+>>> of_larger = Plan(larger, Route().chain(larger), options)
+>>> [[step.kind for step in way.steps] for way in plans_ended_inside(reshard, of_larger)]
 [['Slice']]
 """
 
@@ -20,19 +21,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import lcm, prod
 from typing import NamedTuple
 
 from reshard.errors import ReshardError
 from reshard.network import Network
-from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes, whole_steps
+from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes
 from reshard.planner.policy import best_plan, is_of_many, shrinks_first
 from reshard.planner.route_prices import TimedRoute, has_too_many_pieces
 from reshard.plans import Options, Plan
+from reshard.plans.ended_inside import ended_inside
 from reshard.problem import Reshard
-from reshard.steps import Route, Share
+from reshard.sharding import Sharding
+from reshard.steps import Chain, Route, Share
 
 NEAR_LARGER, NEAR_LARGER_OF_MANY = 1.03, 1.1
-"""Up to so many times what a larger tensor takes a plan takes about as long, and one on many devices."""
+"""Up to so many times what a larger tensor takes a plan takes about as long, and one on many devices: beyond the first
+other larger tensors are tried, beyond the second all ways of the tensor itself."""
 MOST_AT_LAST = 2**18
 """How many pieces are looked at one by one of the few ways that larger tensors go."""
 OWN = 4
@@ -77,33 +82,79 @@ def as_larger_tensors(
     """Of tiles that differ in size the soonest of one step and the ways that larger tensors go."""
     if is_even(reshard):
         return ByLarger(None)
-    ways = list[Plan]()
     steps = Route().chain(reshard)
-    if not has_too_many_pieces(steps, MOST_AT_LAST):
-        ways.append(Plan(reshard, steps, options))
-    twins = [plan_of(replace(reshard, shape=larger), network, options) for larger in evened_shapes(reshard)]
-    ways += [plan for twin in twins for plan in ended_inside(reshard, twin)]
-    if not twins or not ways:
+    ways = [] if has_too_many_pieces(steps, MOST_AT_LAST) else [Plan(reshard, steps, options)]
+    larger_s = list[float]()
+    for larger in evened_shapes(reshard):
+        twin = plan_of(replace(reshard, shape=larger), network, options)
+        larger_s.append(twin.seconds or 0.0)
+        ways += plans_ended_inside(reshard, twin)
+        if ways:
+            best = best_plan(ways)
+            ways = [best_plan([best, *in_own_blocks(best, [timed_as(twin)])])]
+            if (ways[0].seconds or 0.0) <= NEAR_LARGER * min(larger_s):
+                break
+    if not ways or not larger_s:
         return ByLarger(best_plan(ways) if ways else None)
     best = best_plan(ways)
-    best = best_plan([best, *in_own_blocks(best, map(timed_as, twins))])
     near = NEAR_LARGER_OF_MANY if is_of_many(reshard.source.mesh) else NEAR_LARGER
-    return ByLarger(best, (best.seconds or 0.0) <= near * min(twin.seconds or 0.0 for twin in twins))
+    return ByLarger(best, (best.seconds or 0.0) <= near * min(larger_s))
 
 
-def ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
+def plans_ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
     """The plan of a larger tensor, for one that ends inside it: as it is, and with what it combines combined apart."""
     chains = [share.steps for share in larger.shares if share.steps]
     for variant in dict.fromkeys([tuple(chains), tuple(map(combined_apart, chains))]) if chains else ():
-        with suppress(ReshardError):  # what cannot be made is none
-            ended = [chain_ended_inside(reshard, larger.shape, steps) for steps in variant]
-            if any(has_too_many_pieces(steps, MOST_AT_LAST) for steps in ended):
-                continue
-            beside = tuple(Share(steps, share.parts) for steps, share in zip(ended[1:], larger.beside, strict=False))
-            whole = whole_steps(reshard, larger.shape, ended[0]) if larger.parts > 1 else (0, 0)
-            plan = Plan(reshard, ended[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
-            _ = [stretch.plans_of_parts for stretch in plan.stretches]  # made, for not all parts can be
-            yield plan
+        inside = _nearest_shape(reshard, larger, variant)
+        lies_so = ended_inside(reshard.source, inside, reshard.shape) == reshard.source
+        for cut_first in (False, True) if not lies_so and _are_cut_first(variant) else (False,):
+            with suppress(ReshardError):  # what cannot be made is none
+                yield _ended(reshard, inside, larger, variant, cut_first=cut_first)
+
+
+def _ended(
+    reshard: Reshard, inside: tuple[int, ...], larger: Plan, chains: Sequence[Chain], *, cut_first: bool
+) -> Plan:
+    """The plan of a tensor that ends inside a larger one of this shape, whose shares go through these chains.
+
+    Raises:
+        ReshardError: where a step cannot be made, or has too many pieces.
+    """
+    in_parts = larger.parts > 1
+    ended = [chain_ended_inside(reshard, inside, steps, in_parts=in_parts, cut_first=cut_first) for steps in chains]
+    if any(has_too_many_pieces(steps, MOST_AT_LAST) for steps, _ in ended):
+        raise ReshardError("too-large", f"the pieces of {reshard} are too many to list one by one")
+    beside = tuple(Share(steps, share.parts) for (steps, _), share in zip(ended[1:], larger.beside, strict=False))
+    steps, whole = ended[0]
+    plan = Plan(reshard, steps, larger.options, parts=larger.parts, beside=beside, whole=whole if in_parts else (0, 0))
+    _ = [stretch.plans_of_parts for stretch in plan.stretches]  # made, for not all parts can be
+    return plan
+
+
+def _are_cut_first(chains: Sequence[Chain]) -> bool:
+    """Whether all chains begin with the same cut of the tiles that devices have, which nothing uses whole later on."""
+    cuts = {steps[0].after if steps[0].kind == "Slice" else None for steps in chains}
+    return len(cuts) == 1 and None not in cuts and not any(step.kept for steps in chains for step in steps)
+
+
+def _nearest_shape(reshard: Reshard, larger: Plan, chains: Sequence[Chain]) -> tuple[int, ...]:
+    """The least shape of which chains of a larger tensor have tiles of one size, and parts where it has some."""
+    points = [chain[0].before for chain in chains] + [step.after for chain in chains for step in chain]
+    nearest = []
+    for dim, (size, most) in enumerate(zip(reshard.shape, larger.shape, strict=True)):
+        count = lcm(*(_tiles_of_dim(point, dim) for point in points)) * (
+            larger.parts if larger.parts > 1 and larger.parting.dim == dim else 1
+        )
+        nearest.append(min(-(-size // count) * count, most))
+    return tuple(nearest)
+
+
+def _tiles_of_dim(sharding: Sharding, dim: int) -> int:
+    """Into how many blocks of one length a dim is cut."""
+    cut, sizes = sharding.dims[dim], sharding.mesh.sizes
+    return prod(axis.size_in(sizes[axis.name]) for axis in cut.axes) * prod(
+        deal.numbers[0] for deal in cut.deals if deal.kind == "parts"
+    )
 
 
 def in_own_blocks(best: Plan, ways: Iterable[TimedRoute]) -> Iterator[Plan]:

@@ -34,10 +34,10 @@ from reshard.planner.joined import finer, going_on, joined
 from reshard.planner.larger_tensors import (
     Searched,
     as_larger_tensors,
-    ended_inside,
     in_own_blocks,
     is_even,
     or_searched,
+    plans_ended_inside,
     timed_as,
 )
 from reshard.planner.likeness import unlike
@@ -135,7 +135,7 @@ def _by_larger_tensors(best: Plan) -> Plan:
         further = _by_further_ways(twin, ways)
         twins = dict.fromkeys([twin, further, _by_finer_ends(further, ways)])
         for way in twins:  # what ends inside it decides
-            best = best_plan([best, *ended_inside(reshard, way)])
+            best = best_plan([best, *plans_ended_inside(reshard, way)])
         best = best_plan([best, *in_own_blocks(best, [*map(timed_as, twins), *ways])])
     return best
 

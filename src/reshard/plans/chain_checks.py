@@ -29,15 +29,23 @@ from reshard.problem import Reshard
 from reshard.steps import Chain, Share
 
 
-def check_chain(reshard: Reshard, steps: Chain) -> None:
-    """Refuse steps that do not lead from the source to the target, as `broken-chain`."""
+def check_chain(reshard: Reshard, steps: Chain, led: int = 0) -> None:
+    """Refuse steps that do not lead from the source to the target, as `broken-chain`.
+
+    Args:
+        reshard: what is to be moved.
+        steps: the chain.
+        led: how many of the first steps the whole tensor takes before it goes in parts, which may use what is there.
+    """
     if len(steps) == 1 and steps[0].reshard is reshard:  # nearly every plan
         return
-    reached = reshard.source
+    reached = kept = reshard.source
     for number, step in enumerate(steps):
         if (step.shape, step.dtype) != (reshard.shape, reshard.dtype):
             raise ReshardError("broken-chain", f"step {number + 1} is for another shape or dtype than the plan")
-        if step.kept not in (None, reshard.source):
+        if number == led:
+            kept = reached
+        if step.kept not in (None, kept):
             raise ReshardError(
                 "broken-chain", f"step {number + 1} uses tiles of {step.kept}, which are not the plan's source"
             )
@@ -51,21 +59,32 @@ def check_chain(reshard: Reshard, steps: Chain) -> None:
         raise ReshardError("broken-chain", f"the steps end at {reached}, not at {reshard.target}")
 
 
+def checked_whole(whole: tuple[int, int]) -> tuple[int, int]:
+    """How many of the first and of the last steps the whole tensor takes.
+
+    Raises:
+        ReshardError: `bad-argument` where these are no two counts.
+    """
+    counts = all_of(whole, int, "the steps that the whole tensor takes")
+    if len(counts) != 2 or min(counts) < 0:
+        raise ReshardError("bad-argument", f"{shown(counts)} steps before and after parts are no two counts")
+    return counts[0], counts[1]
+
+
 def check_whole(reshard: Reshard, whole: tuple[int, int], shares: Sequence[Share]) -> None:
     """Refuse steps of the whole tensor that shares do not have alike, and parts between them that there are not.
 
     Args:
         reshard: what is to be moved.
-        whole: how many of the first and of the last steps the whole tensor takes.
+        whole: how many of the first and of the last steps the whole tensor takes, some of them.
         shares: the parts, by the steps that they go through.
 
     Raises:
         ReshardError: `bad-argument`.
     """
-    counts, parts = all_of(whole, int, "the steps that the whole tensor takes"), sum(share.parts for share in shares)
-    if len(counts) != 2 or min(counts) < 0 or parts == 1:
-        raise ReshardError("bad-argument", f"{shown(counts)} steps before and after {parts} parts are no two counts")
-    first, last = counts
+    (first, last), parts = whole, sum(share.parts for share in shares)
+    if parts == 1:
+        raise ReshardError("bad-argument", f"{shown(whole)} steps before and after {parts} parts are no two counts")
     ends = {(steps[:first], steps[len(steps) - last :]) for steps, _ in shares if len(steps) > first + last}
     if len(ends) != 1 or any(len(steps) <= first + last for steps, _ in shares):
         raise ReshardError("bad-argument", f"the shares of {reshard} part before step {first + 1} or join after it")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from reshard.plans.options import Options
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
-from reshard.steps import Chain, Share, Step, step_of
+from reshard.steps import Chain, Share, Step, keeping_nothing, step_of
 
 if TYPE_CHECKING:
     from reshard.plans.plan import Plan
@@ -79,6 +79,15 @@ def plan_of_part(plan: Plan, share: int, number: int = 0) -> Plan:
 
     steps = tuple(map(of_part, plan.shares[share].steps))
     return of_the_whole(plan, Reshard(end(plan.source), end(plan.target), shape, plan.dtype), steps, Options())
+
+
+def taken_whole(plan: Plan) -> Plan:
+    """A plan that takes all through the steps of its first share, one after the other.
+
+    Tiles that parts keep once a first step has led to them are not kept there.
+    """
+    steps = tuple(step if step.kept == plan.source else keeping_nothing(step) for step in plan.steps)
+    return of_the_whole(plan, plan.reshard, steps, plan.options)
 
 
 def of_the_whole(plan: Plan, reshard: Reshard, steps: Chain, options: Options) -> Plan:

@@ -46,7 +46,7 @@ from reshard.network import (
     seconds_of,
 )
 from reshard.plans import in_parts, timeline
-from reshard.plans.chain_checks import check_chain, check_whole
+from reshard.plans.chain_checks import check_chain, check_whole, checked_whole
 from reshard.plans.least_bytes import LeastBytes
 from reshard.plans.mlir import write_sdy, write_shard
 from reshard.plans.moved_bytes import MovedBytes
@@ -98,10 +98,11 @@ class Plan(ReshardWork):
         expect(self.reshard, Reshard, "what a plan does")
         all_of(self.steps, Step, "the steps of a plan")
         expect(self.options, Options, "the options of a plan")
-        check_chain(self.reshard, self.steps)
+        led, _ = checked_whole(self.whole)  # parts may use what these steps led to
+        check_chain(self.reshard, self.steps, led)
         for share in all_of(self.beside, Share, "the shares beside the steps of a plan"):
             all_of(share.steps, Step, "the steps of a share")
-            check_chain(self.reshard, share.steps)
+            check_chain(self.reshard, share.steps, led)
         if expect(self.parts, int, "the parts of a plan") < 1:
             raise ReshardError("bad-argument", f"{self.reshard} cannot be cut in {shown(self.parts)} parts")
         beside = [expect(share.parts, int, "the parts of a share") for share in self.beside]

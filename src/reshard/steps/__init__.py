@@ -19,7 +19,16 @@ Slice
 
 from __future__ import annotations
 
-from reshard.steps.chains import Chain, Route, Share, chain_through, chains_of, reshard_of_chain, shortest_chain
+from reshard.steps.chains import (
+    Chain,
+    Route,
+    Share,
+    chain_through,
+    chains_of,
+    keeping_nothing,
+    reshard_of_chain,
+    shortest_chain,
+)
 from reshard.steps.step import KINDS, UNNAMED, Move, ReshardWork, Step, step_of
 
 __all__ = [
@@ -33,6 +42,7 @@ __all__ = [
     "Step",
     "chain_through",
     "chains_of",
+    "keeping_nothing",
     "reshard_of_chain",
     "shortest_chain",
     "step_of",

@@ -191,3 +191,8 @@ def _single(reshard: Reshard, near: int) -> Chain:
     # partial values that stay so may count their classes in another order, and still lie where they are wanted
     unmoved = step.kind == "Slice" or (after.unreduced and before.mesh.device_ids != after.mesh.device_ids)
     return () if unmoved and before.is_equivalent_to(after, shape) else (step,)
+
+
+def keeping_nothing(step: Step) -> Step:
+    """The step without the tiles that devices would have from before: of a way that begins with other tiles."""
+    return step if step.kept is None else step_of(step.reshard, ring=step.ring)

@@ -20,13 +20,13 @@ it receives what goes to [2, 4).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from reshard.checks import expect
 from reshard.errors import ReshardError
 from reshard.plans import Plan
+from reshard.plans.in_parts import taken_whole
 from reshard.steps import Move, Step
 from reshard.torch.exchange import COMBINE, LocalExchange, local_exchange
 from reshard.torch.rank_messages import Message, TilePart
@@ -210,7 +210,7 @@ def code_of(plan: Plan) -> str:
     """
     check_limit(expect(plan, Plan, "what becomes code"))
     if len(plan.stretches) > 1:
-        plan = replace(plan, parts=1, beside=(), whole=(0, 0))
+        plan = taken_whole(plan)
     ways, count = [], 0
     distinct = list({id(of_part): of_part for of_part in plan.plans_of_parts}.values())
     for of_part in distinct:
