@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.array_tiles import Array, holds, plain
-from reshard.checks import check_mode, expect
+from reshard.checks import check_mode, checked_shape, expect
 from reshard.dtypes import DType, dtype_named, value_dtype
 from reshard.errors import ReshardError
 from reshard.mpi.local_moves import RankPlan
@@ -61,7 +61,20 @@ def reshard(
     if kind is None:
         raise ReshardError("bad-argument", "a rank without a tile must say the dtype")
     named = _dtype_of(kind) if isinstance(kind, np.dtype) else dtype_named(kind)
-    return run(make_plan(source, target, shape, named), tile, comm, out=out, check=check)
+    if type(source) is type(target) is Sharding and type(shape) is tuple:
+        plan = _known_plan(source, target, checked_shape(shape), named)
+    else:
+        plan = make_plan(source, target, shape, named)
+    return run(plan, tile, comm, out=out, check=check)
+
+
+@lru_cache(64)
+def _known_plan(source: Sharding, target: Sharding, shape: tuple[int, ...], dtype: DType) -> Plan:
+    """The plan of a call, and one object each time, which is known at a glance.
+
+    A move leaves nothing of Python in the caches of the processor, so that each function of a call takes some µs.
+    """
+    return make_plan(source, target, shape, dtype)
 
 
 @lru_cache(64)
@@ -106,14 +119,15 @@ def run(
     is_due = participants.is_due(local.digest, check)
     with participants.telling(is_due):
         tile = _checked_tile(tile, local)
-        dtype = _kind(tile if tile is not None else out, plan)
+        dtype = tile.dtype if tile is not None else _kind(out, plan)
         _check_out(out, local, dtype)
         is_own = out is not None and tile is not None and np.may_share_memory(out, tile)
         tile = tile.copy() if is_own and tile is not None else tile
         number = number_of(tile, participants) if local.moves else NO_TILE
     if is_due:
-        words = f"{plan.source.text()} to {plan.target.text()} of {plan.shape} {plan.dtype}"
-        number = participants.agree(local.digest, words, number)
+        number = participants.agree(
+            local.digest, lambda: f"{plan.source.text()} to {plan.target.text()} of {plan.shape} {plan.dtype}", number
+        )
     else:
         number = NO_TILE
     try:
@@ -132,14 +146,13 @@ def _checked_tile(tile: Any, local: RankPlan) -> Array | None:
     """
     if local.source_shape is None:
         return None
+    what = f"the tile of rank {local.device}"
     if tile is None:
-        raise ReshardError("bad-tiles", f"the tile of rank {local.device} is missing")
-    array, plan = plain(tile, f"the tile of rank {local.device}"), local.plan
+        raise ReshardError("bad-tiles", f"{what} is missing")
+    array = tile if type(tile) is np.ndarray else plain(tile, what)
     if array.shape != local.source_shape:
-        raise ReshardError(
-            "bad-tiles", f"the tile of rank {local.device} has shape {array.shape}; it must be {local.source_shape}"
-        )
-    _check_kind(array, plan, f"the tile of rank {local.device}")
+        raise ReshardError("bad-tiles", f"{what} has shape {array.shape}; it must be {local.source_shape}")
+    _check_kind(array, local.plan, what)
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
@@ -169,7 +182,7 @@ def _combines(plan: Plan) -> bool:
 
 
 def _kind(array: Any, plan: Plan) -> np.dtype[Any]:
-    """NumPy's dtype of the elements: that of an array at hand, else its own, else bytes, which may travel unknown.
+    """NumPy's dtype of the elements: that of `out`, else its own, else bytes, which may travel unknown.
 
     Raises:
         ReshardError: `bad-tiles`; `missing-extra` where values are combined that NumPy does not know.
