@@ -15,7 +15,6 @@ is sent from there.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,23 +25,18 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.array_tiles import Array, assembled, part_of, sent_part
-from reshard.box import Box, run_size
+from reshard.box import Box
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.exchange import Piece, RingExchange
-from reshard.mpi.participants import MOST_ROOM_BYTES, Participants
-from reshard.mpi.subarrays import memory_of, runs_of, subarrays
+from reshard.mpi.participants import Participants
+from reshard.mpi.subarrays import is_packed_sooner, memory_of, runs_of, subarrays
 from reshard.plans import Plan
 from reshard.steps import Move
 from reshard.tile import Tile
 from reshard.tiling import Tiling
 
 TAG = 0
-LEAST_PACKED_BYTES = 2**14
-"""Of a piece that is worth a copy in Python before it is sent; MPI copies smaller ones by itself."""
-LEAST_STRIP_BYTES, MOST_STRIPS = 2**11, 2**10
-"""Of a message that MPI reads in strips: between ranks of a host one call of the system reads no more than so many.
-On two processors 64 MiB between 4 ranks take 40 ms in messages of 1365 strips, 16 ms of 1024, and 20 ms packed."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +149,7 @@ class LocalMove:
         shape = () if source is None else source.shape
         is_summed = exchange.source.layout.is_summed
         of_source = [piece for _, piece in sent if not exchange.is_kept(device, piece.box)]
-        is_packed = len(of_source) < len(sent) or (keeps_rooms and _is_packed_sooner(sent, shape, dtype.itemsize))
+        is_packed = len(of_source) < len(sent) or (keeps_rooms and is_packed_sooner(sent, shape, dtype.itemsize))
         self.sent_places = (
             {} if source is None or is_summed else {piece: source.owned_place(piece.box) for piece in of_source}
         )
@@ -192,12 +186,22 @@ class LocalMove:
         return place
 
     @cached_property
+    def is_all_written(self) -> bool:
+        """Whether something comes into every element of the tile."""
+        return not self.move.exchange.target.layout.has_windows
+
+    @cached_property
     def is_dense(self) -> bool:
         """Whether most ranks talk with most."""
         try:
             return self.move.exchange.hops == 1 and 2 * self.move.exchange.rounds >= len(self.participants.devices)
         except ReshardError:  # too many pieces to count
             return False
+
+    @cached_property
+    def peers(self) -> set[int]:
+        """The devices that this one has messages from, or for."""
+        return {device for hop in self.hops for end in hop[:2] for device in end.types}
 
     @property
     def room_bytes(self) -> int:
@@ -259,15 +263,19 @@ class LocalMove:
             for _ in pieces:  # nothing comes, but what is sent must go
                 pass
             return None
-        is_whole = out is not None and not self.move.exchange.target.layout.has_windows
-        array = out if is_whole else assembled(self.move, self.participants.device, (), dtype, out)
-        requests = self._posted(self.hops[0], self._leaving(tile, kept, dtype, near), array, near)
+        array = out
+        if out is None or not self.is_all_written:
+            array = assembled(self.move, self.participants.device, (), dtype, out)
+        requests = []
+        if near is None or not self.peers <= near.keys():
+            requests = self._posted(self.hops[0], self._leaving(tile, kept, dtype, near), array, near)
         if array is not None:
             for piece, place, of, part, shape in self.copies_in_turn:
                 values = self._at_hand(piece.sender, shape, tile, dtype, near)
                 if values is not None:
                     part_of(array, place)[...] = part_of(self._sent(values, piece, of), part)
-        MPI.Request.Waitall(requests)
+        if requests:
+            MPI.Request.Waitall(requests)
         return array
 
     def _arriving(
@@ -350,10 +358,10 @@ class LocalMove:
     ) -> list[MPI.Request]:
         """What to wait for."""
         comm, places = self.participants.comm, self.participants.place_of
-        nothing = np.zeros(1, np.uint8)
-        memories = [nothing if array is None or not array.size else memory_of(array) for array in (sent, received)]
+        memories = memory_of(sent), memory_of(received)
         if self.is_dense and near is None:
-            comm.Alltoallw(*([memory, *told] for memory, told in zip(memories, self._all_to_all, strict=True)))
+            sends, receives = self._all_to_all
+            comm.Alltoallw([memories[0], *sends], [memories[1], *receives])
             return []
         requests = [
             comm.Irecv([memories[1], 1, datatype], places[peer], TAG)
@@ -366,19 +374,6 @@ class LocalMove:
             if near is None or peer not in near
         ]
         return requests
-
-
-def _is_packed_sooner(sent: Iterable[tuple[int, Piece]], shape: tuple[int, ...], itemsize: int) -> bool:
-    """Whether pieces of a tile, each with the other rank, are packed sooner than MPI goes through their strips."""
-    nbytes, strips, is_thin = 0, Counter[int](), False
-    for peer, piece in sent:
-        size, run = piece.box.size * itemsize, run_size(piece.box.shape, shape) * itemsize
-        if run < size:
-            nbytes += size
-            if size >= LEAST_PACKED_BYTES:
-                strips[peer] += size // run
-                is_thin = is_thin or run < LEAST_STRIP_BYTES
-    return (is_thin or max(strips.values(), default=0) > MOST_STRIPS) and nbytes <= MOST_ROOM_BYTES
 
 
 def _tile_of(tiling: Tiling, device: int) -> Box | Tile | None:
@@ -398,6 +393,8 @@ class RankPlan:
         self.keeps_rooms = plan.options.memory_limit is None
         self.digest = hashlib.blake2b(plan.to_json().encode(), digest_size=16).hexdigest()
         """The same on all ranks that run the same plan."""
+        self.dtype: np.dtype[Any] | None = None
+        """Of the tile that was last found to be one of the plan's."""
         self.moves: list[LocalMove] = []
         self.of_parts: list[RankPlan] = []
         """Of every part where the tensor goes in parts; equal ones are one."""
@@ -419,6 +416,10 @@ class RankPlan:
                 for tile in (_tile_of(Tiling.of(end, plan.shape), self.device) for end in (plan.source, plan.target))
             )
             self._check_limit()
+            self.is_one_move = (
+                len(self.moves) == 1
+                and self.moves[0].move.exchange.source.shape == plan.shape == self.moves[0].move.exchange.target.shape
+            )
         except ReshardError:
             self.free()
             raise
@@ -443,6 +444,8 @@ class RankPlan:
         near: Mapping[int, Any] | None = None,
     ) -> Array | None:
         """The tile of the target, in fresh memory or in `out`; see `LocalMove.run`."""
+        if self.is_one_move:
+            return self.moves[0].run(tile, dtype, out, near, tile)
         for number, stretch in enumerate(self.of_stretches, 1):
             is_last = number == len(self.of_stretches)
             tile = stretch.run(tile, dtype, out if is_last else None, near if number == 1 else None)

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from math import prod
+from struct import Struct
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from reshard.array_tiles import Array
 from reshard.checks import checked_shape, expect
@@ -36,6 +35,7 @@ QUICK_POLLS = 64
 """So often a waiting rank looks for a counter before it sleeps in between; it lets MPI go on with messages of the
 program's own then."""
 SLEEP_S = 2e-5
+SIX = Struct("6Q")
 _give_way = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
@@ -57,6 +57,8 @@ class SharedTile:
         for room, place, size in zip(rooms, self._places_on(comm), self.host.allgather(nbytes), strict=True):
             self.memories[participants.devices[place]] = np.frombuffer(room, np.uint8)[:size]
         self.own = self.memories[participants.device]
+        self.near = {device: memory for device, memory in self.memories.items() if device != participants.device}
+        """Of the other ranks, by device."""
         self.address = _address(self.own)
 
     def _places_on(self, comm: MPI.Intracomm) -> list[int]:
@@ -94,6 +96,7 @@ class SharedTile:
     def free(self) -> None:
         """Give the memory back, with all ranks of the host."""
         self.memories.clear()
+        self.near.clear()
         self.turns.clear()
         self.window.Unlock_all()
         self.window.Free()
@@ -114,26 +117,24 @@ class NumberBoard:
 
     def __init__(self, participants: Participants) -> None:
         """To be made by all of them at once, all being on one host."""
-        self.tile = SharedTile(participants, 2 * 6 * 8)
-        self.rows = [memory.view(np.uint64).reshape(2, 6) for memory in self.tile.memories.values()]
-        self.own = self.tile.own.view(np.uint64).reshape(2, 6)
+        self.tile = SharedTile(participants, 2 * SIX.size)
+        parts = slice(SIX.size), slice(SIX.size, None)
+        self.boards = [[memoryview(memory)[part] for memory in self.tile.memories.values()] for part in parts]
+        self.own = [memoryview(self.tile.own)[part] for part in parts]
         self.turn = 0
 
-    def largest(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def largest(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         """The largest of each that any rank shows, once all have shown theirs."""
-        self.own[self.turn] = numbers
+        SIX.pack_into(self.own[self.turn], 0, *numbers)
         self.tile.wait()
-        shown = [rows[self.turn] for rows in self.rows]
+        shown = set(map(bytes, self.boards[self.turn]))
         self.turn = 1 - self.turn
-        if len({row.tobytes() for row in shown}) == 1:  # as nearly always
-            return numbers
-        largest: NDArray[np.uint64] = np.max(shown, axis=0)
-        return largest
+        return numbers if len(shown) == 1 else tuple(map(max, *map(SIX.unpack, shown)))
 
     def free(self) -> None:
         """Give the memory back, with all ranks of the host."""
-        self.rows.clear()
-        del self.own
+        self.boards.clear()
+        self.own.clear()
         self.tile.free()
 
 
@@ -169,18 +170,6 @@ def empty(sharding: Sharding, shape: Sequence[int], dtype: Any, comm: MPI.Intrac
         participants.board = NumberBoard(participants)
     array: Array = tile.own.view(kind).reshape(local_shape)
     return array
-
-
-@contextmanager
-def reading(participants: Participants, number: int) -> Iterator[dict[int, Any] | None]:
-    """The memories of the other ranks of this host, by device, which stay as they are meanwhile; None without them."""
-    shared = participants.shared.get(number)
-    if shared is None:
-        yield None
-        return
-    shared.see()
-    yield {device: memory for device, memory in shared.memories.items() if device != participants.device}
-    shared.wait()
 
 
 def number_of(tile: Array | None, participants: Participants) -> int:
