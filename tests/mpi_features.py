@@ -283,12 +283,21 @@ def strips() -> Iterator[str]:
                 yield from agrees(plan, number, shared=shared)
             limited = replace(plan, options=replace(plan.options, memory_limit=plan.peak_bytes))
             yield from agrees(limited, number)
-            participants = participants_of(None, plan.devices)
             for way, is_packed in ((plan, size == 256 and source is rows), (limited, False)):
-                local = RankPlan(way, participants)  # type: ignore[arg-type]
-                rooms = {move.hops[0].sends.room_bytes for move in local.moves}
-                yield from unless((rooms != {None}) == is_packed, f"{plan.reshard} of {size} has buffers of {rooms}")
-                local.free()
+                yield from unless(packs(way) == is_packed, f"{plan.reshard} of {size} packs: {not is_packed}")
+    for shape, is_packed in (((64, 2048), False), ((64, 2044), True), ((4096, 2048), False), ((4100, 2048), True)):
+        plan = rs.plan(rows, columns, shape, "f32")
+        yield from unless(packs(plan) == is_packed, f"{plan.reshard} of {shape} packs: {not is_packed}")
+    yield from agrees(rs.plan(rows, columns, (64, 2048), "f32"), 0)
+
+
+def packs(plan: rs.Plan) -> bool:
+    """Whether this rank, one of the plan's, packs what it sends."""
+    participants: Any = participants_of(None, plan.devices)
+    local = RankPlan(plan, participants)
+    rooms = {move.hops[0].sends.room_bytes for move in local.moves}
+    local.free()
+    return rooms != {None}
 
 
 def calibration() -> Iterator[str]:

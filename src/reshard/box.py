@@ -98,5 +98,18 @@ def is_one_run(piece: Sequence[int], tile: Sequence[int]) -> bool:
     >>> [is_one_run(piece, (4, 6)) for piece in [(2, 6), (1, 3), (2, 3)]]
     [True, True, False]
     """
-    first = next((dim for dim, size in enumerate(piece) if size > 1), len(piece))
-    return all(part == size for part, size in list(zip(piece, tile, strict=True))[first + 1 :])
+    return run_size(piece, tile) == prod(piece)
+
+
+def run_size(piece: Sequence[int], tile: Sequence[int]) -> int:
+    """How many elements of a piece of a tile, both given by their shapes, lie in memory without a gap between them.
+
+    >>> [run_size(piece, (4, 6)) for piece in [(2, 6), (1, 3), (2, 3)]]
+    [12, 3, 3]
+    """
+    size = 1
+    for part, whole in zip(reversed(piece), reversed(tile), strict=True):
+        size *= part
+        if part != whole:
+            break
+    return size

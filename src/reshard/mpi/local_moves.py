@@ -3,8 +3,8 @@
 Where every piece lies at one place of the tile before and of the tile after, messages go from tile to tile by
 datatypes: by one Alltoallw where most ranks talk with most, else by sends and receives, which cost nothing for those
 that have nothing to say to each other.
-Large pieces that are strips of the tile before are packed, if a buffer may be kept: MPI takes up to twice as long to go
-through strips while it sends; where they come as strips it writes these as fast.
+Large pieces that are thin strips of the tile before, or many, are packed, if a buffer may be kept: MPI takes up to
+fifteen times as long to go through these while it sends. Wide ones it copies from tile to tile, once instead of twice.
 What is summed before it is sent, or combined once it is there, has a buffer of its own size; so has what comes twice
 into a window.
 Ranks whose tiles are shared with this one send it nothing: it reads these.
@@ -25,20 +25,18 @@ import numpy as np
 from mpi4py import MPI
 
 from reshard.array_tiles import Array, assembled, part_of, sent_part
-from reshard.box import Box, is_one_run
+from reshard.box import Box
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
 from reshard.exchange import Piece, RingExchange
-from reshard.mpi.participants import MOST_ROOM_BYTES, Participants
-from reshard.mpi.subarrays import memory_of, runs_of, subarrays
+from reshard.mpi.participants import Participants
+from reshard.mpi.subarrays import is_packed_sooner, memory_of, runs_of, subarrays
 from reshard.plans import Plan
 from reshard.steps import Move
 from reshard.tile import Tile
 from reshard.tiling import Tiling
 
 TAG = 0
-LEAST_PACKED_BYTES = 2**14
-"""Of a piece that is worth a copy in Python before it is sent; MPI copies smaller ones by itself."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +126,8 @@ class PieceCopy(NamedTuple):
     """In the tile before; None where that is summed first."""
     part: tuple[slice, ...]
     """What of it is wanted."""
+    shape: tuple[int, ...]
+    """Of the tile before."""
 
 
 class LocalMove:
@@ -148,10 +148,8 @@ class LocalMove:
         sent = [(piece.receiver, piece) for piece in leaving[0]]
         shape = () if source is None else source.shape
         is_summed = exchange.source.layout.is_summed
-        strips = [piece.box.size * dtype.itemsize for _, piece in sent if not is_one_run(piece.box.shape, shape)]
-        is_worth_it = max(strips, default=0) >= LEAST_PACKED_BYTES and sum(strips) <= MOST_ROOM_BYTES
         of_source = [piece for _, piece in sent if not exchange.is_kept(device, piece.box)]
-        is_packed = len(of_source) < len(sent) or (keeps_rooms and is_worth_it)
+        is_packed = len(of_source) < len(sent) or (keeps_rooms and is_packed_sooner(sent, shape, dtype.itemsize))
         self.sent_places = (
             {} if source is None or is_summed else {piece: source.owned_place(piece.box) for piece in of_source}
         )
@@ -188,12 +186,22 @@ class LocalMove:
         return place
 
     @cached_property
+    def is_all_written(self) -> bool:
+        """Whether something comes into every element of the tile."""
+        return not self.move.exchange.target.layout.has_windows
+
+    @cached_property
     def is_dense(self) -> bool:
         """Whether most ranks talk with most."""
         try:
             return self.move.exchange.hops == 1 and 2 * self.move.exchange.rounds >= len(self.participants.devices)
         except ReshardError:  # too many pieces to count
             return False
+
+    @cached_property
+    def peers(self) -> set[int]:
+        """The devices that this one has messages from, or for."""
+        return {device for hop in self.hops for end in hop[:2] for device in end.types}
 
     @property
     def room_bytes(self) -> int:
@@ -210,9 +218,9 @@ class LocalMove:
         for piece in sorted(self.incoming, key=lambda piece: (participants.place_of[piece.sender] - own) % count):
             if self.target is not None:
                 place, part = self.target.places(piece.box)[0]
-                is_summed = exchange.source.layout.is_summed
-                of = None if is_summed else exchange.source.tile(piece.sender).owned_place(piece.box)
-                copies.append(PieceCopy(piece, place, of, part))
+                tile = exchange.source.tile(piece.sender)
+                of = None if exchange.source.layout.is_summed else tile.owned_place(piece.box)
+                copies.append(PieceCopy(piece, place, of, part, tile.shape))
         return copies
 
     @cached_property
@@ -255,15 +263,19 @@ class LocalMove:
             for _ in pieces:  # nothing comes, but what is sent must go
                 pass
             return None
-        is_whole = out is not None and not self.move.exchange.target.layout.has_windows
-        array = out if is_whole else assembled(self.move, self.participants.device, (), dtype, out)
-        requests = self._posted(self.hops[0], self._leaving(tile, kept, dtype, near), array, near)
+        array = out
+        if out is None or not self.is_all_written:
+            array = assembled(self.move, self.participants.device, (), dtype, out)
+        requests = []
+        if near is None or not self.peers <= near.keys():
+            requests = self._posted(self.hops[0], self._leaving(tile, kept, dtype, near), array, near)
         if array is not None:
-            for piece, place, of, part in self.copies_in_turn:
-                values = self._at_hand(piece.sender, tile, dtype, near)
+            for piece, place, of, part, shape in self.copies_in_turn:
+                values = self._at_hand(piece.sender, shape, tile, dtype, near)
                 if values is not None:
                     part_of(array, place)[...] = part_of(self._sent(values, piece, of), part)
-        MPI.Request.Waitall(requests)
+        if requests:
+            MPI.Request.Waitall(requests)
         return array
 
     def _arriving(
@@ -279,7 +291,8 @@ class LocalMove:
                 room = self._received_room(number + 1)
                 requests = self._posted(self.hops[number + 1], memory, room, near)
             for piece in hop.wanted:
-                values = self._at_hand(piece.sender, tile, dtype, near)
+                shape = self.move.exchange.source.tile(piece.sender).shape
+                values = self._at_hand(piece.sender, shape, tile, dtype, near)
                 if values is None:
                     start = hop.receives.starts[piece]
                     came = memory[start : start + piece.box.size * dtype.itemsize]
@@ -288,14 +301,19 @@ class LocalMove:
                     yield piece.box, self._first_part(values, kept, piece)
 
     def _at_hand(
-        self, device: int, tile: Array | None, dtype: np.dtype[Any], near: Mapping[int, Any] | None
+        self,
+        device: int,
+        shape: tuple[int, ...],
+        tile: Array | None,
+        dtype: np.dtype[Any],
+        near: Mapping[int, Any] | None,
     ) -> Array | None:
         """The tile of a device before the move: that of the rank itself, or one that it reads; None for others."""
         if device == self.participants.device:
             return tile
         if near is None or device not in near:
             return None
-        held: Array = near[device].view(dtype).reshape(self.move.exchange.source.tile(device).shape)
+        held: Array = near[device].view(dtype).reshape(shape)
         return held
 
     def _first_part(self, tile: Any, kept: Any, piece: Piece) -> Array:
@@ -340,10 +358,10 @@ class LocalMove:
     ) -> list[MPI.Request]:
         """What to wait for."""
         comm, places = self.participants.comm, self.participants.place_of
-        nothing = np.zeros(1, np.uint8)
-        memories = [nothing if array is None or not array.size else memory_of(array) for array in (sent, received)]
+        memories = memory_of(sent), memory_of(received)
         if self.is_dense and near is None:
-            comm.Alltoallw(*([memory, *told] for memory, told in zip(memories, self._all_to_all, strict=True)))
+            sends, receives = self._all_to_all
+            comm.Alltoallw([memories[0], *sends], [memories[1], *receives])
             return []
         requests = [
             comm.Irecv([memories[1], 1, datatype], places[peer], TAG)
@@ -375,6 +393,8 @@ class RankPlan:
         self.keeps_rooms = plan.options.memory_limit is None
         self.digest = hashlib.blake2b(plan.to_json().encode(), digest_size=16).hexdigest()
         """The same on all ranks that run the same plan."""
+        self.dtype: np.dtype[Any] | None = None
+        """Of the tile that was last found to be one of the plan's."""
         self.moves: list[LocalMove] = []
         self.of_parts: list[RankPlan] = []
         """Of every part where the tensor goes in parts; equal ones are one."""
@@ -396,6 +416,10 @@ class RankPlan:
                 for tile in (_tile_of(Tiling.of(end, plan.shape), self.device) for end in (plan.source, plan.target))
             )
             self._check_limit()
+            self.is_one_move = (
+                len(self.moves) == 1
+                and self.moves[0].move.exchange.source.shape == plan.shape == self.moves[0].move.exchange.target.shape
+            )
         except ReshardError:
             self.free()
             raise
@@ -420,6 +444,8 @@ class RankPlan:
         near: Mapping[int, Any] | None = None,
     ) -> Array | None:
         """The tile of the target, in fresh memory or in `out`; see `LocalMove.run`."""
+        if self.is_one_move:
+            return self.moves[0].run(tile, dtype, out, near, tile)
         for number, stretch in enumerate(self.of_stretches, 1):
             is_last = number == len(self.of_stretches)
             tile = stretch.run(tile, dtype, out if is_last else None, near if number == 1 else None)

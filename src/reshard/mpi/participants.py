@@ -4,7 +4,7 @@ They have a communicator of their own, so that their messages meet no others; it
 themselves alone, and kept with the communicator that they are ranks of.
 
 Before anything moves all of them compare a digest of what they are about to do, by one all-reduce: the largest digest
-and the largest complement of one are complements of each other only where all are equal.
+and the largest complement of one are those of a rank only where all are equal.
 Where they are not, or a rank refuses its own call, the ranks tell each other in words, and all raise.
 The same all-reduce finds whether all tiles are shared, see `shared_tiles`.
 """
@@ -14,8 +14,9 @@ from __future__ import annotations
 import atexit
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import lru_cache
+from struct import unpack
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -45,7 +46,7 @@ class Freed(Protocol):
 class Board(Freed, Protocol):
     """Where ranks show each other numbers."""
 
-    def largest(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def largest(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         """The largest of each that any rank shows, once all have shown theirs."""
 
 
@@ -76,6 +77,8 @@ class Participants:
         self.board: Board | None = None
         """Where all are on one host and share tiles: what is cheaper than an all-reduce there."""
         self._made: OrderedDict[Any, Any] = OrderedDict()
+        self._last: tuple[Any, Any] = None, None
+        """The key that was last asked for, and what was made for it."""
         self._rooms: dict[str, NDArray[np.uint8]] = {}
 
     def is_due(self, digest: str, mode: str) -> bool:
@@ -85,12 +88,12 @@ class Participants:
         """
         return mode == "always" or (mode == "first" and (digest not in self.agreed or bool(self.shared)))
 
-    def agree(self, digest: str, words: str, shared_tile: int = ANY_TILE) -> int:
+    def agree(self, digest: str, words: Callable[[], str], shared_tile: int = ANY_TILE) -> int:
         """Wait until all ranks have said what they do.
 
         Args:
             digest: of what this one does.
-            words: the same for a sentence.
+            words: gives the same for a sentence, where ranks disagree.
             shared_tile: the number of the shared tile that it reads from.
 
         Returns:
@@ -99,35 +102,31 @@ class Participants:
         Raises:
             ReshardError: `ranks-disagree` on all of them.
         """
-        numbers = np.frombuffer(hashlib.blake2b(digest.encode(), digest_size=16).digest(), np.uint64)
-        tile = np.array([shared_tile], np.uint64)
-        complement = tile if shared_tile in (ANY_TILE, NO_TILE) else ~tile
-        largest = self._largest([*numbers, *~numbers, *tile, *complement])
-        if not np.array_equal(largest[:2], ~largest[2:4]):
-            raise self._disagreement(words, is_refusal=False)
+        numbers = _numbers_of(digest)
+        complement = shared_tile if shared_tile in (ANY_TILE, NO_TILE) else NO_TILE - shared_tile
+        largest = self._largest((*numbers, shared_tile, complement))
+        if largest[:4] != numbers:
+            raise self._disagreement(words(), is_refusal=False)
         self.agreed.add(digest)
-        is_one = largest[4] == ~largest[5] and largest[4] not in (ANY_TILE, NO_TILE)
-        return int(largest[4]) if is_one else NO_TILE
+        number = largest[4]
+        return number if number + largest[5] == NO_TILE and number not in (ANY_TILE, NO_TILE) else NO_TILE
 
-    @contextmanager
-    def telling(self, is_due: bool) -> Iterator[None]:
+    def telling(self, is_due: bool) -> Telling:
         """Tell the others of what is refused meanwhile, if they come to agree."""
-        try:
-            yield
-        except Exception as error:
-            if not is_due:
-                raise
-            what = error.code if isinstance(error, ReshardError) else type(error).__name__
-            self._largest([NO_TILE] * 6)
-            self._disagreement(f"{what}: {error}", is_refusal=True)
-            raise
+        return Telling(self, is_due)
 
-    def _largest(self, numbers: list[Any]) -> NDArray[np.uint64]:
+    def tell(self, error: Exception) -> None:
+        """Tell the others, who come to agree, that this rank refuses its call."""
+        what = error.code if isinstance(error, ReshardError) else type(error).__name__
+        self._largest((NO_TILE,) * 6)
+        self._disagreement(f"{what}: {error}", is_refusal=True)
+
+    def _largest(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         if self.board is not None:
-            return self.board.largest(np.array(numbers, np.uint64))
+            return self.board.largest(numbers)
         result = np.zeros(6, np.uint64)
         self.comm.Allreduce(np.array(numbers, np.uint64), result, MPI.MAX)
-        return result
+        return tuple(result.tolist())
 
     def _disagreement(self, words: str, *, is_refusal: bool) -> ReshardError:
         """What all ranks say, as a sentence."""
@@ -146,7 +145,12 @@ class Participants:
         if value is None:
             value = make()
             self.keep(key, value)
+        self._last = key, value
         return value
+
+    def last_made(self, key: Any) -> Any:
+        """What `once` gave last, if it was for just this key, which need not be hashed; else None."""
+        return self._last[1] if self._last[0] is key else None
 
     def room(self, use: str, nbytes: int) -> NDArray[np.uint8]:
         """Memory that a call needs for itself; for one use the same each time, unless it is much.
@@ -166,6 +170,7 @@ class Participants:
 
     def keep(self, key: Any, value: Freed) -> None:
         """Keep something in the place of what was kept for a key; the oldest goes where there are too many."""
+        self._last = None, None
         if key in self._made:
             self._made.pop(key).free()
         elif len(self._made) >= CAPACITY:
@@ -177,6 +182,7 @@ class Participants:
         for made in (*self._made.values(), *self.shared.values()):
             made.free()
         self._made.clear()
+        self._last = None, None
         self._rooms.clear()
         self.shared.clear()
         if self.board is not None:
@@ -184,12 +190,39 @@ class Participants:
         self.comm.Free()
 
 
+@lru_cache(CAPACITY)
+def _numbers_of(digest: str) -> tuple[int, ...]:
+    """A digest as two numbers, and their complements."""
+    halves = unpack("2Q", hashlib.blake2b(digest.encode(), digest_size=16).digest())
+    return (*halves, *(NO_TILE - half for half in halves))
+
+
+class Telling:
+    """Tells of what is refused meanwhile; a class, for it takes half as long as a generator, and each call has two."""
+
+    __slots__ = ("is_due", "participants")
+
+    def __init__(self, participants: Participants, is_due: bool) -> None:
+        self.participants, self.is_due = participants, is_due
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self.is_due and isinstance(error, Exception):
+            self.participants.tell(error)
+
+
 def _forget(_comm: MPI.Comm, _key: int, known: dict[tuple[int, ...], Participants]) -> None:
     for participants in known.values():
         participants.free()
     known.clear()
+    for noted in [noted for noted, (_, attribute) in _NOTED.items() if attribute is known]:
+        del _NOTED[noted]
 
 
+_NOTED: dict[int, tuple[MPI.Intracomm, dict[tuple[int, ...], Participants]]] = {}
+"""What is kept for communicators, by the identity of their objects, until they are freed: nobody asks MPI for it."""
 _KEY = MPI.Comm.Create_keyval(delete_fn=_forget)
 _WORLDS: list[MPI.Intracomm] = []
 """Communicators that outlive the program, those of the whole world."""
@@ -209,11 +242,14 @@ def participants_of(comm: MPI.Intracomm | None, devices: tuple[int, ...]) -> Par
         comm = MPI.COMM_WORLD
     if not isinstance(comm, MPI.Intracomm):
         raise ReshardError("bad-argument", f"comm must be a communicator of mpi4py, got: {shown(comm)}")
+    noted = _NOTED.get(id(comm))
+    if noted is not None and noted[0] is comm and devices in noted[1]:
+        return noted[1][devices]
+    known: Any = comm.Get_attr(_KEY)
     if devices and devices[-1] >= comm.size:
         raise ReshardError("bad-argument", f"device {devices[-1]} is none of the {comm.size} ranks of the communicator")
     if comm.rank not in devices:
         return None
-    known: Any = comm.Get_attr(_KEY)
     if known is None:
         known = {}
         comm.Set_attr(_KEY, known)
@@ -221,6 +257,9 @@ def participants_of(comm: MPI.Intracomm | None, devices: tuple[int, ...]) -> Par
             _WORLDS.append(comm)
     if devices not in known:
         known[devices] = Participants(comm, devices)
+    if len(_NOTED) >= CAPACITY:
+        _NOTED.clear()
+    _NOTED[id(comm)] = comm, known
     participants: Participants = known[devices]
     return participants
 

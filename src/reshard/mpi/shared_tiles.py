@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from math import prod
+from struct import Struct
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from reshard.array_tiles import Array
 from reshard.checks import checked_shape, expect
@@ -32,8 +31,11 @@ from reshard.tiling import Tiling
 
 LINE_BYTES = 64
 """Of a processor's cache: a tile begins with one, and what a rank counts lies in one by itself."""
-POLLS_PER_PROBE = 64
-"""So often a waiting rank looks for a counter before it lets MPI go on with messages of the program's own."""
+QUICK_POLLS = 64
+"""So often a waiting rank looks for a counter before it sleeps in between; it lets MPI go on with messages of the
+program's own then."""
+SLEEP_S = 2e-5
+SIX = Struct("6Q")
 _give_way = getattr(os, "sched_yield", partial(time.sleep, 0))
 
 
@@ -55,6 +57,9 @@ class SharedTile:
         for room, place, size in zip(rooms, self._places_on(comm), self.host.allgather(nbytes), strict=True):
             self.memories[participants.devices[place]] = np.frombuffer(room, np.uint8)[:size]
         self.own = self.memories[participants.device]
+        self.near = {device: memory for device, memory in self.memories.items() if device != participants.device}
+        """Of the other ranks, by device."""
+        self.address = _address(self.own)
 
     def _places_on(self, comm: MPI.Intracomm) -> list[int]:
         """The ranks of a communicator that are on this host."""
@@ -66,7 +71,7 @@ class SharedTile:
 
     def holds(self, tile: Array) -> bool:
         """Whether an array is all of this memory."""
-        return tile.nbytes == self.own.nbytes and tile.ctypes.data == self.own.ctypes.data and tile.flags.c_contiguous
+        return tile.nbytes == self.own.nbytes and _address(tile) == self.address and tile.flags.c_contiguous
 
     def wait(self) -> None:
         """Until all ranks of the host are here."""
@@ -77,9 +82,11 @@ class SharedTile:
         for others in turns:
             while others[0] < turn:
                 polls += 1
-                if polls % POLLS_PER_PROBE == 0:
+                if polls <= QUICK_POLLS:
+                    _give_way()
+                else:
                     self.host.Iprobe()
-                _give_way()
+                    time.sleep(SLEEP_S)
         self.window.Sync()
 
     def see(self) -> None:
@@ -89,10 +96,16 @@ class SharedTile:
     def free(self) -> None:
         """Give the memory back, with all ranks of the host."""
         self.memories.clear()
+        self.near.clear()
         self.turns.clear()
         self.window.Unlock_all()
         self.window.Free()
         self.host.Free()
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 class NumberBoard:
@@ -104,23 +117,24 @@ class NumberBoard:
 
     def __init__(self, participants: Participants) -> None:
         """To be made by all of them at once, all being on one host."""
-        self.tile = SharedTile(participants, 2 * 6 * 8)
-        self.rows = [memory.view(np.uint64).reshape(2, 6) for memory in self.tile.memories.values()]
-        self.own = self.tile.own.view(np.uint64).reshape(2, 6)
+        self.tile = SharedTile(participants, 2 * SIX.size)
+        parts = slice(SIX.size), slice(SIX.size, None)
+        self.boards = [[memoryview(memory)[part] for memory in self.tile.memories.values()] for part in parts]
+        self.own = [memoryview(self.tile.own)[part] for part in parts]
         self.turn = 0
 
-    def largest(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def largest(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         """The largest of each that any rank shows, once all have shown theirs."""
-        self.own[self.turn] = numbers
+        SIX.pack_into(self.own[self.turn], 0, *numbers)
         self.tile.wait()
-        largest: NDArray[np.uint64] = np.max([rows[self.turn] for rows in self.rows], axis=0)
+        shown = set(map(bytes, self.boards[self.turn]))
         self.turn = 1 - self.turn
-        return largest
+        return numbers if len(shown) == 1 else tuple(map(max, *map(SIX.unpack, shown)))
 
     def free(self) -> None:
         """Give the memory back, with all ranks of the host."""
-        self.rows.clear()
-        del self.own
+        self.boards.clear()
+        self.own.clear()
         self.tile.free()
 
 
@@ -148,7 +162,7 @@ def empty(sharding: Sharding, shape: Sequence[int], dtype: Any, comm: MPI.Intrac
     if participants is None:
         return None
     words = f"a shared tile of {sharding.text()} of {tuple(tiling.shape)} {kind}"
-    participants.agree(f"{sharding} {words}", words)
+    participants.agree(f"{sharding} {words}", lambda: words)
     local_shape = tiling.tile(participants.device).shape
     number = 1 + max(participants.shared, default=0)
     tile = participants.shared[number] = SharedTile(participants, prod(local_shape) * kind.itemsize)
@@ -156,18 +170,6 @@ def empty(sharding: Sharding, shape: Sequence[int], dtype: Any, comm: MPI.Intrac
         participants.board = NumberBoard(participants)
     array: Array = tile.own.view(kind).reshape(local_shape)
     return array
-
-
-@contextmanager
-def reading(participants: Participants, number: int) -> Iterator[dict[int, Any] | None]:
-    """The memories of the other ranks of this host, by device, which stay as they are meanwhile; None without them."""
-    shared = participants.shared.get(number)
-    if shared is None:
-        yield None
-        return
-    shared.see()
-    yield {device: memory for device, memory in shared.memories.items() if device != participants.device}
-    shared.wait()
 
 
 def number_of(tile: Array | None, participants: Participants) -> int:

@@ -6,11 +6,24 @@ Parts of one message are in the order that both its ends derive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
+
+from reshard.box import run_size
+from reshard.exchange import Piece
+from reshard.mpi.participants import MOST_ROOM_BYTES
+
+NOTHING = np.zeros(1, np.uint8)
+LEAST_PACKED_BYTES = 2**14
+"""Of a piece that is worth a copy in Python before it is sent; MPI copies smaller ones by itself."""
+LEAST_STRIP_BYTES, MOST_STRIPS = 2**11, 2**10
+"""Of a message that MPI reads in strips: between ranks of a host one call of the system reads no more than so many.
+On two processors 64 MiB between 4 ranks take 40 ms in messages of 1365 strips, 16 ms of 1024, and 20 ms packed."""
 
 
 def subarrays(shape: tuple[int, ...], parts: Sequence[tuple[slice, ...]], itemsize: int) -> MPI.Datatype:
@@ -52,5 +65,20 @@ def _subarray(shape: tuple[int, ...], part: tuple[slice, ...], itemsize: int) ->
 
 
 def memory_of(array: Any) -> Any:
-    """A contiguous array as bytes, for MPI knows not all types of elements."""
+    """A contiguous array as bytes, for MPI knows not all types of elements; some memory where there is nothing."""
+    if array is None or not array.size:
+        return NOTHING
     return array.reshape(prod(array.shape)).view("u1")
+
+
+def is_packed_sooner(sent: Iterable[tuple[int, Piece]], shape: tuple[int, ...], itemsize: int) -> bool:
+    """Whether pieces of a tile, each with the other rank, are packed sooner than MPI goes through their strips."""
+    nbytes, strips, is_thin = 0, Counter[int](), False
+    for peer, piece in sent:
+        size, run = piece.box.size * itemsize, run_size(piece.box.shape, shape) * itemsize
+        if run < size:
+            nbytes += size
+            if size >= LEAST_PACKED_BYTES:
+                strips[peer] += size // run
+                is_thin = is_thin or run < LEAST_STRIP_BYTES
+    return (is_thin or max(strips.values(), default=0) > MOST_STRIPS) and nbytes <= MOST_ROOM_BYTES

@@ -209,8 +209,7 @@ def transfer(
         return {}
     with participants.telling(True):
         local = _prepared(arrays, plan, out, participants)
-    words = f"version {version} of the model by plan {plan.digest[:8]}"
-    participants.agree(f"{plan.digest} {version}", words)
+    participants.agree(f"{plan.digest} {version}", lambda: f"version {version} of the model by plan {plan.digest[:8]}")
     try:
         local.run(progress)
     except MPI.Exception as error:
