@@ -27,10 +27,12 @@ from typing import NamedTuple
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes
+from reshard.planner.number_of_parts import overlapped
 from reshard.planner.policy import best_plan, is_of_many, shrinks_first
 from reshard.planner.route_prices import TimedRoute, has_too_many_pieces
 from reshard.plans import Options, Plan
 from reshard.plans.ended_inside import ended_inside
+from reshard.plans.in_parts import taken_whole
 from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Chain, Route, Share
@@ -109,7 +111,10 @@ def plans_ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
         lies_so = ended_inside(reshard.source, inside, reshard.shape) == reshard.source
         for cut_first in (False, True) if not lies_so and _are_cut_first(variant) else (False,):
             with suppress(ReshardError):  # what cannot be made is none
-                yield _ended(reshard, inside, larger, variant, cut_first=cut_first)
+                plan = _ended(reshard, inside, larger, variant, cut_first=cut_first)
+                yield plan
+                if not plan.beside and len(plan.steps) > len(variant[0]):  # what is put in place in parts as well
+                    yield overlapped(taken_whole(plan))
 
 
 def _ended(
