@@ -112,9 +112,9 @@ def plans_ended_inside(reshard: Reshard, larger: Plan) -> Iterator[Plan]:
         for cut_first in (False, True) if not lies_so and _are_cut_first(variant) else (False,):
             with suppress(ReshardError):  # what cannot be made is none
                 plan = _ended(reshard, inside, larger, variant, cut_first=cut_first)
-                yield plan
+                yield _with_its_parts(plan)
                 if not plan.beside and len(plan.steps) > len(variant[0]):  # what is put in place in parts as well
-                    yield overlapped(taken_whole(plan))
+                    yield _with_its_parts(overlapped(taken_whole(plan)))
 
 
 def _ended(
@@ -131,8 +131,16 @@ def _ended(
         raise ReshardError("too-large", f"the pieces of {reshard} are too many to list one by one")
     beside = tuple(Share(steps, share.parts) for (steps, _), share in zip(ended[1:], larger.beside, strict=False))
     steps, whole = ended[0]
-    plan = Plan(reshard, steps, larger.options, parts=larger.parts, beside=beside, whole=whole if in_parts else (0, 0))
-    _ = [stretch.plans_of_parts for stretch in plan.stretches]  # made, for not all parts can be
+    return Plan(reshard, steps, larger.options, parts=larger.parts, beside=beside, whole=whole if in_parts else (0, 0))
+
+
+def _with_its_parts(plan: Plan) -> Plan:
+    """The plan, once what every part goes through is made.
+
+    Raises:
+        ReshardError: where that of some part cannot be.
+    """
+    _ = [stretch.plans_of_parts for stretch in plan.stretches]
     return plan
 
 
