@@ -118,7 +118,7 @@ def test_uneven_tiles_go_in_parts() -> None:
         "in shares": (rings, ("x", None), (None, "x"), 2),
     }
     for network, before, after, stretches in ends.values():
-        plan = rs.plan(rs.Sharding.of(mesh, *before), rs.Sharding.of(mesh, *after), (63, 45), "f32", network=network)
+        plan = rs.plan(rs.Sharding.of(mesh, *before), rs.Sharding.of(mesh, *after), (37, 45), "f32", network=network)
         assert plan.parts > 1
         assert len(plan.stretches) >= stretches
         assert_runs(plan)
