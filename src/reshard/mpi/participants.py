@@ -111,9 +111,9 @@ class Participants:
         number = largest[4]
         return number if number + largest[5] == NO_TILE and number not in (ANY_TILE, NO_TILE) else NO_TILE
 
-    def telling(self, is_due: bool) -> Telling:
+    def telling(self, is_due: bool) -> ToldRefusals:
         """Tell the others of what is refused meanwhile, if they come to agree."""
-        return Telling(self, is_due)
+        return ToldRefusals(self, is_due)
 
     def tell(self, error: Exception) -> None:
         """Tell the others, who come to agree, that this rank refuses its call."""
@@ -197,7 +197,7 @@ def _numbers_of(digest: str) -> tuple[int, ...]:
     return (*halves, *(NO_TILE - half for half in halves))
 
 
-class Telling:
+class ToldRefusals:
     """Tells of what is refused meanwhile; a class, for it takes half as long as a generator, and each call has two."""
 
     __slots__ = ("is_due", "participants")

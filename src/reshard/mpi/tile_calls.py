@@ -63,7 +63,7 @@ def reshard(
     return run(_plan_of(source, target, kind, shape), tile, comm, out=out, check=check)
 
 
-class Asked(NamedTuple):
+class KnownCall(NamedTuple):
     """What a call asked for, and its plan."""
 
     source: Sharding
@@ -73,7 +73,7 @@ class Asked(NamedTuple):
     plan: Plan
 
 
-_LAST: list[Asked] = []
+_LAST: list[KnownCall] = []
 """What was asked for last, if anything: it is known at a glance.
 
 A move leaves nothing of Python in the caches of the processor, so that each function of the next call takes some µs.
@@ -90,7 +90,7 @@ def _plan_of(source: Sharding, target: Sharding, kind: Any, shape: Sequence[int]
     named = _dtype_of(kind) if isinstance(kind, np.dtype) else dtype_named(kind)
     plan = make_plan(source, target, shape, named)
     if is_plain:
-        _LAST[:] = [Asked(source, target, kind, checked_shape(shape), plan)]
+        _LAST[:] = [KnownCall(source, target, kind, checked_shape(shape), plan)]
     return plan
 
 
