@@ -28,6 +28,8 @@ ASTRIDE: dict[str, list[dict[str, int]]] = {
 """Axes that do not nest in hosts."""
 EVEN, UNEVEN = (9216 * 64, 9216 * 32), (9216 * 64 - 5, 9216 * 32 - 7)
 """Large enough that latencies do not decide."""
+ODD = (128257, 30011)
+"""Of which tiles are far from those of the next tensor that all axes divide: a vocabulary by a prime."""
 PAIRS, FEW = 300, 60
 KINDS = 4
 """How many kinds of plan are told apart, those that are furthest in all."""
@@ -91,7 +93,12 @@ def rows() -> Iterator[Row]:
     """Plans against cuts, on even shapes, uneven ones, and where values are combined."""
     for name in MESHES:
         network = Network.preset(name)
-        for what, shape, partial in (("even", EVEN, False), ("uneven", UNEVEN, False), ("partial", EVEN, True)):
+        for what, shape, partial in (
+            ("even", EVEN, False),
+            ("uneven", UNEVEN, False),
+            ("odd", ODD, False),
+            ("partial", EVEN, True),
+        ):
             found = ratios(network, shape, PAIRS if what == "even" else FEW, partial=partial)
             values = [pair.ratio for pair in found]
             mean = geomean(values)
