@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkers import check_chain, check_run
+from ring_plans import plan_that_keeps_blocks
 from simulated import simulated_seconds
 from time_bounds import NETWORKS, pairs
 
@@ -17,6 +18,7 @@ from reshard.deal import Deal
 from reshard.network.level import Level
 from reshard.planner.evened import evened_shapes
 from reshard.planner.larger_tensors import plans_ended_inside
+from reshard.plans.device_memory import memory_by_step
 from reshard.plans.ended_inside import ended_inside
 from reshard.plans.parts import Parting
 from reshard.problem import Reshard
@@ -180,3 +182,14 @@ def test_few_elements_lie_in_blocks_of_other_lengths(
     larger = tuple(-(-size // 512) * 512 for size in shape)
     uneven, even = (plan(*(Sharding.of(mesh, *end) for end in ends), each, network=network) for each in (shape, larger))
     assert uneven.seconds <= even.seconds * 1.1
+
+
+def test_what_parts_begin_with_counts_until_it_is_used() -> None:
+    """Rows 0 to 129 and 130 to 256 by `a`, of 43 int32 each, while the third step is under way."""
+    memories = memory_by_step(plan_that_keeps_blocks(257))
+    assert [memory["begun with, kept"].tolist() for memory in memories] == [
+        [0] * 4,
+        [0] * 4,
+        [130 * 43 * 4, 130 * 43 * 4, 127 * 43 * 4, 127 * 43 * 4],
+        [0] * 4,
+    ]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def memory_by_step(plan: Plan) -> list[dict[str, Positions]]:
     """Per step and part, the bytes of each device of the plan, in ascending order of devices.
 
-    From the second step on the source tile is kept besides.
+    From the second step on the source tile is kept besides, and once parts begin what they keep of where they do.
     All steps have the same parts, those that are of any.
     """
     devices = np.array(plan.devices, dtype=np.int64)
@@ -34,9 +34,12 @@ def memory_by_step(plan: Plan) -> list[dict[str, Positions]]:
     memories = []
     for number, step in enumerate(plan.steps):
         before, after = (_tile_bytes(plan, end, devices) for end in (step.before, step.after))
+        led_to = {later.kept for later in plan.steps[number:]} - {plan.source, step.before}
+        kept = [_tile_bytes(plan, end, devices) for end in led_to if end is not None and number > plan.whole[0]]
         takes_part = np.isin(devices, np.union1d(step.before.mesh.device_array, step.after.mesh.device_array))
         parts = {
             "source, kept": source * bool(number),
+            "begun with, kept": sum(kept, 0 * source),
             "tile before": before,
             "tile between": takes_part * step.between_bytes,
             "tile after": after,
