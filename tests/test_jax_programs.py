@@ -496,3 +496,23 @@ def test_products_copy_no_operand_to_take_it_apart() -> None:
         plain, ours = (Compiled(each, placed, (of_batch, weights)) for each in (function, placed))
         assert ("transpose(" in plain.text, "transpose(" in ours.text) == (True, False)
         assert_close(ours.results(), plain.results())
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("spec", [("x",), ("y",), (("y", "x"),), (None,)])
+def test_keys_of_random_numbers_may_come_in_parts_and_go_in_parts(implementation: str, spec: Any) -> None:
+    """Every device has all of them in between, whatever is said of them there."""
+    devices = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    on = jax.NamedSharding(devices, jax.P(*spec))
+    keys = jax.device_put(jax.random.split(jax.random.key(3, impl=implementation), 8), on)
+
+    def drawn_from(keys: Any) -> Any:
+        held = jax.lax.with_sharding_constraint(jax.random.clone(keys), jax.NamedSharding(devices, jax.P("y")))
+        return jax.vmap(lambda key: jax.random.uniform(key, (4,)))(held), keys[2:6]
+
+    placed = trace(drawn_from, keys, out_shardings=jax.NamedSharding(devices, jax.P("x"))).propagate()
+    assert placed.sharding("keys") == rs.jax.sharding_of(on, MESH, 1)
+    (numbers, some), (same_numbers, same) = jax.jit(to_jax(placed))(keys), jax.jit(drawn_from)(keys)
+    np.testing.assert_array_equal(numbers, same_numbers)
+    np.testing.assert_array_equal(jax.random.key_data(some), jax.random.key_data(same))
+    assert {shard.data.shape for shard in some.addressable_shards} == {(2,)}

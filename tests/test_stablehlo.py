@@ -283,6 +283,37 @@ func.func @main(%a: tensor<8x8xf32>) -> tensor<8x8xf32> {{
     assert names(program) == ["input", "output"]
 
 
+@pytest.mark.parametrize("direction", ["EQ", "NE", "LT", "LE", "GT", "GE"])
+def test_a_comparison_may_be_in_total_order(direction: str) -> None:
+    """-NaN < -1 < -0 < 0 < 1 < NaN: places that all pairs are compared by."""
+    numbers = "tensor<6x6xf32>"
+    body = f"""  %0 = stablehlo.compare {direction}, %a, %b, TOTALORDER : ({numbers}, {numbers}) -> tensor<6x6xi1>
+  return %0 : tensor<6x6xi1>"""
+    arguments = '%a: tensor<6x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}, {}]>}, %b: tensor<6x6xf32>'
+    placed = program_of(body, arguments, "tensor<6x6xi1>").propagate()
+    ordered = np.array([-np.nan, -1, -0.0, 0, 1, np.nan], "float32")
+    assert [bool(sign) for sign in np.signbit(ordered)] == [True, True, True, False, False, False]
+    left, right = np.meshgrid(ordered, ordered, indexing="ij")
+    first, second = np.indices((6, 6))
+    compared = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal}
+    compared |= {"GT": np.greater, "GE": np.greater_equal}
+    np.testing.assert_array_equal(to_jax(placed)(left, right), compared[direction](first, second))
+
+
+@pytest.mark.parametrize("best", [lax.max, lax.min])
+@pytest.mark.parametrize(("window", "stride", "room"), [(2, 2, "VALID"), (3, 1, "SAME"), (3, 2, "SAME")])
+def test_the_gradient_of_a_pooling(best: Any, window: int, stride: int, room: str) -> None:
+    worst = -np.inf if best is lax.max else np.inf
+
+    def pooled(x: Any) -> Any:
+        return (lax.reduce_window(x, worst, best, (1, window, 1), (1, stride, 1), room) ** 2).sum()
+
+    x = np.random.default_rng(0).standard_normal((2, 8, 4)).astype("float32")
+    aval = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=on("x", "y"))
+    found = to_jax(rs.Program.from_stablehlo(lowered(jax.grad(pooled), aval)).propagate())(x)
+    np.testing.assert_allclose(found, jax.grad(pooled)(x), rtol=1e-6)
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("f32", "float32"), ("i32", "int32"), ("ui8", "uint8")])
 def test_a_sort_may_put_the_largest_first(kind: str, dtype: str) -> None:
     """Along a cut dim, with other elements in the same order, equal ones in the order in which they were."""

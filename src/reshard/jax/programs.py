@@ -223,6 +223,8 @@ class _Device(Engine):
         plan = self.placed.plans.get(operation.result)
         if plan is None or not plan.received_bytes or operation.result.dtype.kind == "b" or _is_extreme(plan):
             return None
+        if operation.result.dtype.name == "uint64":  # as which keys of random numbers stand
+            return None
         if not self._is_small(operation):
             return None
         return plan.dtype.name, *((step.kind, step.before.mesh, step.axes) for step in plan.steps)
@@ -364,6 +366,10 @@ def moved(plan: Plan, device: Device, tile: Any) -> Any:
     """The target tile of a device from its source tile, with its derivative."""
     if not plan.steps:  # tiles of no elements may still differ in shape
         return lax.reshape(tile, plan.target.local_shape(plan.shape))
+    if is_key(tile.dtype):  # word by word of what keys are made of
+        words = jnp.moveaxis(jax.random.key_data(tile), -1, 0)
+        parts = [run_alone(on_device(plan, device, word), device) for word in words]
+        return jax.random.wrap_key_data(jnp.stack(parts, -1), impl=jax.random.key_impl(tile))
     if tile.dtype == np.bool_:  # which JAX has no maximum over devices for
         return run_alone(on_device(plan, device, tile.astype(np.uint8)), device).astype(np.bool_)
     if jnp.issubdtype(tile.dtype, np.inexact) and _is_extreme(plan):

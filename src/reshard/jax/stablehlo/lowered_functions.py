@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax._src.lax.lax import eq_to_p, le_to_p, lt_to_p
+from jax._src.lax.windowed_reductions import _select_and_scatter_add
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
@@ -41,6 +43,7 @@ square=square tan=tan zeta=zeta
 _TRUTH = {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}
 """What arithmetic is on truth values."""
 COMPARISONS = {"EQ": lax.eq, "NE": lax.ne, "LT": lax.lt, "LE": lax.le, "GT": lax.gt, "GE": lax.ge}
+TOTAL_ORDER = {"EQ": eq_to_p, "LT": lt_to_p, "LE": le_to_p}
 REDUCTIONS: dict[str, tuple[ArrayFunction, ArrayFunction, str]] = {
     "add": (lax.reduce_sum, lax.add, "sum"),
     "multiply": (lax.reduce_prod, lax.mul, "product"),
@@ -79,9 +82,9 @@ def region_function(block: ir.Block) -> ArrayFunction:
     return run
 
 
-def combined_by(op: ir.Operation) -> str | None:
+def combined_by(op: ir.Operation, number: int = 0) -> str | None:
     """The operation by which a region combines its two arguments; "" where it gives the second; else None."""
-    (block,) = op.regions[0].blocks
+    (block,) = op.regions[number].blocks
     *body, end = block.operations
     if len(block.arguments) != 2:
         return None
@@ -115,10 +118,15 @@ def arithmetic(name: str, op: ir.Operation) -> ArrayFunction:
 
 
 def compare(op: ir.Operation) -> ArrayFunction:
-    """A comparison; a total order is that of `sort` alone."""
-    if word(op, "compare_type") == "TOTALORDER" and type_of(op.operands[0]).dtype.kind not in "biu":
-        raise ReshardError("cannot-express", "a comparison in total order stands in sorts only")
-    return COMPARISONS[word(op, "comparison_direction")]
+    """A comparison; in total order zeros and what is no number have places of their own."""
+    direction = word(op, "comparison_direction")
+    if word(op, "compare_type") != "TOTALORDER" or type_of(op.operands[0]).dtype.kind in "biu":
+        return COMPARISONS[direction]
+    name = {"GT": "LT", "GE": "LE", "NE": "EQ"}.get(direction, direction)
+    in_order: ArrayFunction = TOTAL_ORDER[name].bind
+    if direction == "NE":
+        return lambda left, right: lax.bitwise_not(in_order(left, right))
+    return in_order if name == direction else lambda left, right: in_order(right, left)
 
 
 def dot_general(op: ir.Operation) -> ArrayFunction:
@@ -214,6 +222,25 @@ def reduce_window(op: ir.Operation) -> ArrayFunction:
         return lax.reduce_window(array, init, combine, window, strides, room, base, dilations)
 
     return windowed
+
+
+def select_and_scatter(op: ir.Operation) -> ArrayFunction:
+    """The gradient of a pooling: what comes for a window is added where that has its largest or least element."""
+    (block,) = op.regions[0].blocks
+    first, *_ = (each.operation for each in block.operations)
+    compares = combined_by(op) == "compare" and [*first.operands] == [*block.arguments]
+    chosen = {"GE": lax.ge_p, "LE": lax.le_p}.get(word(first, "comparison_direction")) if compares else None
+    if chosen is None or combined_by(op, 1) != "add":
+        raise ReshardError("cannot-express", "a gradient of windows must add to their largest or least elements")
+    ndim = len(type_of(op.operands[0]).shape)
+    window, strides = (integers(op, name, (1,) * ndim) for name in ("window_dimensions", "window_strides"))
+    room = padding(op, ndim)
+
+    def scattered(array: Any, source: Any, init: Any) -> Any:
+        added = _select_and_scatter_add(source, array, chosen, window, strides, room)
+        return added if _is_nothing(init, "sum") else lax.add(added, lax.broadcast(init, added.shape))
+
+    return scattered
 
 
 def gather(op: ir.Operation) -> ArrayFunction:
@@ -408,6 +435,7 @@ FUNCTIONS: dict[str, Callable[[ir.Operation], ArrayFunction]] = {
     "stablehlo.round_nearest_afz": lambda op: partial(lax.round, rounding_method=lax.RoundingMethod.AWAY_FROM_ZERO),
     "stablehlo.round_nearest_even": lambda op: partial(lax.round, rounding_method=lax.RoundingMethod.TO_NEAREST_EVEN),
     "stablehlo.scatter": scatter,
+    "stablehlo.select_and_scatter": select_and_scatter,
     "stablehlo.slice": lambda op: partial(
         lax.slice,
         start_indices=integers(op, "start_indices"),

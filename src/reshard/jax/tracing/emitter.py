@@ -99,6 +99,13 @@ class Emitter:
             self.program.constrain(value, Sharding.of(self.program.mesh, *[None] * len(value.shape)))
         return value
 
+    def argument(self, value: Value, dtype: Any) -> Value:
+        """An input as it is read: keys that are told how they come are brought together first."""
+        if not is_key(dtype) or value not in self.program.annotations:
+            return self.keyed(value, dtype)
+        self._keys[value] = dtype
+        return self.emit("copy", [value], [labels(len(value.shape))] * 2, self.aval(value))
+
     def like(self, value: Value, result: Value) -> Value:
         """The result, which is keys of random numbers where the value is."""
         return self.keyed(result, self.aval(value).dtype)

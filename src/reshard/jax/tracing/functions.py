@@ -47,7 +47,7 @@ from reshard.garbage import uncollected
 from reshard.jax.jax_shardings import AnyMesh, for_leaves, mesh_of, sharding_of
 from reshard.jax.tracing.bands import flattened, in_bands, inlined
 from reshard.jax.tracing.control_flow import cond, scan, while_loop
-from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, labels, plain_dtype
+from reshard.jax.tracing.emitter import CALLS, Emitter, Signature, is_key, labels, plain_dtype
 from reshard.jax.tracing.equations import MADE_OF_OTHERS, RULES, equation_values
 from reshard.jax.tracing.evaluation import literal_array
 from reshard.jax.tracing.manual_dims import leaves_axes, region_over_some_axes
@@ -113,7 +113,7 @@ def trace(
     for text, aval, asked in zip(_input_texts(fn, avals), avals_in, ins, strict=True):
         sharding = None if asked is None else sharding_of(asked, own_mesh, aval.ndim)
         argument = program.input(free_name(text, program), aval.shape, plain_dtype(aval.dtype), sharding)
-        arguments.append(tracing.keyed(argument, aval.dtype))
+        arguments.append(tracing.argument(argument, aval.dtype))
     results = tracing.run(jaxpr, closed.consts, arguments)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(out_shape)]
     for path, value, asked in zip(paths, results, outs, strict=True):
@@ -205,7 +205,7 @@ class Tracing(Emitter):
 
     def constrained(self, value: Value, sharding: Any) -> Value:
         """The value, from here on in a sharding, where it says one."""
-        if not isinstance(sharding, NamedSharding):
+        if not isinstance(sharding, NamedSharding) or is_key(self.aval(value).dtype):  # keys are whole all along
             return value
         said = sharding_of(sharding, None, len(value.shape))
         return self.program.constrain(self.copy(value), replace(said, mesh=self.mesh_like(sharding.mesh)))
