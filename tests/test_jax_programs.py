@@ -516,3 +516,44 @@ def test_keys_of_random_numbers_may_come_in_parts_and_go_in_parts(implementation
     np.testing.assert_array_equal(numbers, same_numbers)
     np.testing.assert_array_equal(jax.random.key_data(some), jax.random.key_data(same))
     assert {shard.data.shape for shard in some.addressable_shards} == {(2,)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given"),
+    [
+        ("int32", np.full(8, 2.7)),
+        ("float32", np.full(8, 1 + 5j)),
+        ("int8", np.full(8, 300)),
+        ("bool", np.full(8, 2)),
+        ("float32", np.full(8, None)),
+    ],
+)
+def test_arguments_that_would_lose_are_refused(dtype: str, given: Any) -> None:
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    traced = rs.jax.trace(lambda x: x, jax.ShapeDtypeStruct((8,), dtype), in_shardings=jax.P("x"), mesh=mesh)
+    placed = rs.jax.to_jax(traced.propagate())
+    with pytest.raises(rs.ReshardError, match=f"must be of {dtype}") as refusal:
+        placed(given)
+    assert refusal.value.code == "bad-argument"
+    np.testing.assert_array_equal(placed(np.ones(8, dtype)), np.ones(8, dtype))
+
+
+@pytest.mark.parametrize("number", [2.5, 2**40, True, "1"])
+def test_numbers_for_inputs_are_those_of_their_dtype(number: Any) -> None:
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    traced = rs.jax.trace(
+        lambda x, n: x + n, jax.ShapeDtypeStruct((8,), "int32"), 3, in_shardings=(jax.P("x"), jax.P()), mesh=mesh
+    )
+    placed, array = rs.jax.to_jax(traced.propagate()), np.arange(8, dtype=np.int32)
+    if number is True:
+        np.testing.assert_array_equal(placed(array, number), array + 1)
+        return
+    with pytest.raises(rs.ReshardError, match="must be of int32"):
+        placed(array, number)
+
+
+def test_what_is_no_function_is_not_traced() -> None:
+    for given in (None, "f", 3):
+        with pytest.raises(rs.ReshardError, match="what is traced must be a function") as refusal:
+            rs.jax.trace(given)
+        assert refusal.value.code == "bad-argument"

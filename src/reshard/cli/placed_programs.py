@@ -46,7 +46,7 @@ def modules_in(folders: Iterable[Path]) -> list[str]:
 def _text_of(path: Path) -> str:
     """What a file holds; nothing where it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError:
         return ""
 

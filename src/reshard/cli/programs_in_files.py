@@ -61,7 +61,7 @@ def _texts_at(path: str) -> list[tuple[str, str]]:
         if not Path(path).is_dir():
             return [(path, decoded(Path(path).read_bytes(), path))]
         files = sorted(file for file in Path(path).iterdir() if file.suffix in SUFFIXES and file.is_file())
-        return [(str(file), file.read_text(encoding="utf-8", errors="replace")) for file in files]
+        return [(str(file), file.read_text(encoding="utf-8-sig", errors="replace")) for file in files]
 
 
 def module_in(text: str) -> str | None:

@@ -48,10 +48,10 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from reshard.axis import Axes, difference
-from reshard.checks import expect
+from reshard.checks import expect, shown
 from reshard.digits import Digits, nest
 from reshard.dim_sharding import DimSharding
-from reshard.dtypes import identity
+from reshard.dtypes import DType, dtype_named, identity
 from reshard.errors import ReshardError
 from reshard.garbage import uncollected
 from reshard.jax.exchange.device import Device, looks_up_places
@@ -81,6 +81,10 @@ SMALL_BYTES = 1 << 14
 to start, on 8 devices of a CPU; where it is otherwise XLA joins them itself."""
 FEW_PICKS = 2
 """How many elements of a value are picked each by a kernel of its own, which knows the place."""
+KINDS = {"b": 1, "i": 2, "u": 2, "f": 3, "c": 4}
+"""Letters of dtypes, by what they hold: what is of a larger number would lose by becoming one of a smaller."""
+WORD_BYTES = 4
+"""Of the integers that JAX makes of all larger ones by itself."""
 MOST_KNOWN = 1024
 """Of how many reshards that are not alike the traces are kept."""
 
@@ -107,7 +111,8 @@ class PlacedFunction:
         """The results.
 
         Raises:
-            ReshardError: `bad-argument` where the arguments are not those of the program; `bad-shape`.
+            ReshardError: `bad-argument` where the arguments are not those of the program, or would lose as values of
+                its dtypes; `bad-shape`.
         """
         leaves, tree = jax.tree.flatten(arguments)
         if tree != self._signature.in_tree:
@@ -115,11 +120,37 @@ class PlacedFunction:
         for value, leaf in zip(self.placed.inputs, leaves, strict=True):
             if jnp.shape(leaf) != value.shape:
                 raise ReshardError("bad-shape", f"input {value.name} must have shape {value.shape}")
+            if not _becomes(leaf, value.dtype):
+                raise ReshardError(
+                    "bad-argument", f"input {value.name} must be of {value.dtype.name}, got: {shown(leaf)}"
+                )
         arrays = [
             leaf if is_key(getattr(leaf, "dtype", None)) else jnp.asarray(leaf, value.dtype.name)
             for value, leaf in zip(self.placed.inputs, leaves, strict=True)
         ]
         return jax.tree.unflatten(self._signature.out_tree, self._run(*arrays))
+
+
+def _becomes(given: Any, dtype: DType) -> bool:
+    """Whether what is given for an input stays what it is: numbers that its dtype holds, arrays of no larger kind.
+
+    >>> import numpy as np
+    >>> [_becomes(given, dtype_named("int8")) for given in (7, 300, np.int8(7), np.zeros(2, bool))]
+    [True, False, True, True]
+    >>> [_becomes(np.zeros(2, kind), dtype_named("int8")) for kind in ("int32", "float32", object)]
+    [False, False, False]
+    """
+    if isinstance(given, bool | int | float):
+        return dtype.holds(given)
+    kind = getattr(given, "dtype", None) or np.asarray(given).dtype
+    if is_key(kind):
+        return True
+    try:
+        known = dtype_named(kind)
+    except ReshardError:
+        return False
+    is_no_larger = KINDS.get(known.kind, 0) <= KINDS.get(dtype.kind, 0)
+    return is_no_larger and (dtype.kind not in "iu" or dtype.itemsize >= min(known.itemsize, WORD_BYTES))
 
 
 @uncollected()

@@ -86,9 +86,12 @@ def trace(
         mesh: what specs are on: a mesh of JAX or ours; without it the one that is set, or that of another sharding.
 
     Raises:
-        ReshardError: `unknown-mesh` where nothing tells the mesh, `bad-argument` where a tree of shardings does not
-            fit, `unknown-dtype`; `cannot-express` where it takes a reference; and as `Program.constrain`.
+        ReshardError: `unknown-mesh` where nothing tells the mesh, `bad-argument` where it is no function, or a tree of
+            shardings does not fit, `unknown-dtype`; `cannot-express` where it takes a reference; and as
+            `Program.constrain`.
     """
+    if not callable(fn):
+        raise ReshardError("bad-argument", f"what is traced must be a function, got: {shown(fn)}")
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
     if any(isinstance(var.aval, AbstractRef) for var in (*closed.jaxpr.invars, *closed.jaxpr.constvars)):
         raise ReshardError(

@@ -135,7 +135,7 @@ def decoded(data: bytes, name: str) -> str:
     Raises:
         ReshardError: `bad-file` where it is none.
     """
-    text = data.decode("utf-8", errors="replace")
+    text = data.decode("utf-8-sig", errors="replace")
     start = text[:4096]
     if 10 * (start.count("\ufffd") + start.count("\0")) > len(start):
         raise ReshardError("bad-file", f"{name} is no text; what is compressed must be unpacked first")
