@@ -660,3 +660,22 @@ def test_a_dump_of_hlo_alone_tells_what_propagate_would_receive(
     assert main(["inspect", "--json", str(tmp_path)]) == 0
     record = json.loads(capsys.readouterr().out)
     assert (record["placed_bytes"], record["placed_why"]) == (24, "")
+
+
+def test_a_reduction_may_call_functions() -> None:
+    """Where JAX lowers what a reduction does to a call, as it does `where`: the largest of a row, and its place."""
+
+    def larger(left: Any, right: Any) -> Any:
+        return jnp.where(left[0] > right[0], left[0], right[0]), jnp.where(left[0] > right[0], left[1], right[1])
+
+    def largest(x: Any, places: Any) -> Any:
+        return lax.reduce((x, places), (np.float32(-np.inf), np.int32(0)), larger, (1,))
+
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype("float32")
+    places = np.indices((8, 4), dtype="int32")[1]
+    avals = [jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=on("x", None)) for each in (x, places)]
+    text = lowered(largest, *avals)
+    assert "func.call" in text or "call @" in text
+    found = to_jax(rs.Program.from_stablehlo(text).propagate())(x, places)
+    for each, expected in zip(found, (x.max(axis=1), x.argmax(axis=1)), strict=True):
+        np.testing.assert_array_equal(each, expected)

@@ -82,6 +82,16 @@ def region_function(block: ir.Block) -> ArrayFunction:
     return run
 
 
+def called(op: ir.Operation) -> ArrayFunction:
+    """What a function that a region calls makes of numbers."""
+    module = op
+    while module.parent is not None:
+        module = module.parent
+    name = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+    (block,) = ir.SymbolTable(module)[name].regions[0].blocks
+    return region_function(block)
+
+
 def combined_by(op: ir.Operation, number: int = 0) -> str | None:
     """The operation by which a region combines its two arguments; "" where it gives the second; else None."""
     (block,) = op.regions[number].blocks
@@ -393,6 +403,7 @@ def _names(text: str) -> dict[str, str]:
 
 
 FUNCTIONS: dict[str, Callable[[ir.Operation], ArrayFunction]] = {
+    "func.call": called,
     **{f"stablehlo.{name}": partial(arithmetic, name) for name in _names(_ONE_BY_ONE)},
     **{f"chlo.{name}": partial(lambda function, op: function, getattr(lax, of)) for name, of in _names(_CHLO).items()},
     "chlo.top_k": lambda op: partial(lax.top_k, k=integer(op, "k")),
