@@ -679,3 +679,47 @@ def test_a_reduction_may_call_functions() -> None:
     found = to_jax(rs.Program.from_stablehlo(text).propagate())(x, places)
     for each, expected in zip(found, (x.max(axis=1), x.argmax(axis=1)), strict=True):
         np.testing.assert_array_equal(each, expected)
+
+
+@pytest.mark.parametrize("keys", [2, 3])
+def test_a_sort_may_have_several_keys(keys: int) -> None:
+    """Each of few values, so that the next key decides often; NaN is last, and both zeros are one."""
+
+    def ordered(*arrays: Any) -> Any:
+        return lax.sort(arrays, dimension=1, num_keys=keys)
+
+    rng = np.random.default_rng(keys)
+    floats_of_few = rng.choice(np.array([-1, -0.0, 0.0, 2, np.nan], "float32"), (8, 16))
+    arrays = [rng.integers(-1, 2, (8, 16)).astype("int32"), floats_of_few, rng.integers(0, 2, (8, 16)).astype("uint8")]
+    avals = [jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=on("x", None)) for each in arrays]
+    found = to_jax(rs.Program.from_stablehlo(lowered(ordered, *avals)).propagate())(*arrays)
+    for each, expected in zip(found, ordered(*arrays), strict=True):
+        np.testing.assert_array_equal(each, expected)
+
+
+def test_a_comparator_may_go_down_by_one_key_and_up_by_the_next() -> None:
+    def text(second: str, same: str = "%a0, %b0") -> str:
+        pair, numbers = "(tensor<i32>, tensor<i32>) -> tensor<i1>", "tensor<8x8xi32>"
+        return module(
+            f"""  %0:2 = "stablehlo.sort"(%a, %b) <{{dimension = 1 : i64, is_stable = true}}> ({{
+  ^bb0(%a0: tensor<i32>, %b0: tensor<i32>, %a1: tensor<i32>, %b1: tensor<i32>):
+    %1 = stablehlo.compare GT, %a0, %b0, SIGNED : {pair}
+    %2 = stablehlo.compare EQ, {same}, SIGNED : {pair}
+    %3 = stablehlo.compare LT, {second}, SIGNED : {pair}
+    %4 = stablehlo.and %2, %3 : tensor<i1>
+    %5 = stablehlo.or %1, %4 : tensor<i1>
+    stablehlo.return %5 : tensor<i1>
+  }}) : ({numbers}, {numbers}) -> ({numbers}, {numbers})
+  return %0#1 : {numbers}""",
+            f"%a: {numbers}, %b: {numbers}",
+            numbers,
+        )
+
+    first, second = np.random.default_rng(0).integers(0, 3, (2, 8, 8)).astype("int32")
+    order = np.lexsort((second, -first), axis=1)
+    found = to_jax(rs.Program.from_stablehlo(text("%a1, %b1")).propagate())(first, second)
+    np.testing.assert_array_equal(found, np.take_along_axis(second, order, axis=1))
+    for refused in (text("%b1, %a1"), text("%a1, %b1", "%a1, %b1"), text("%a0, %b1")):
+        with pytest.raises(rs.ReshardError, match="must go by the size of the elements") as caught:
+            rs.Program.from_stablehlo(refused)
+        assert caught.value.code == "cannot-express"

@@ -5,6 +5,7 @@ translated_hlo.py     text of HLO as StableHLO, and the shardings that HLO says
 loops_and_choices.py  loops and branches
 opaque_calls.py       what is not looked into: custom calls, manual computations
 lowered_functions.py  an operation of StableHLO as a function of JAX
+sorts.py              by which operands a sort goes
 mlir_attributes.py    what operations say beside their operands
 
 MLIR's own parser reads and verifies the text.

@@ -22,10 +22,18 @@ from jaxlib.mlir.dialects import stablehlo
 
 from reshard.dtypes import identity
 from reshard.errors import ReshardError
-from reshard.jax.stablehlo.mlir_attributes import constant_array, integer, integers, maker, padding, said, type_of, word
-
-ArrayFunction = Callable[..., Any]
-"""From arrays to an array, or to one per result."""
+from reshard.jax.stablehlo.mlir_attributes import (
+    ArrayFunction,
+    constant_array,
+    integer,
+    integers,
+    maker,
+    padding,
+    said,
+    type_of,
+    word,
+)
+from reshard.jax.stablehlo.sorts import sort
 
 _ONE_BY_ONE = """
 abs=abs add=add and=bitwise_and atan2=atan2 cbrt=cbrt ceil=ceil clamp=clamp complex=complex
@@ -292,38 +300,6 @@ def scatter(op: ir.Operation) -> ArrayFunction:
     flags = {name: bool(integer(op, name)) for name in ("indices_are_sorted", "unique_indices")}
     place, mode = numbers.index_vector_dim, lax.GatherScatterMode.FILL_OR_DROP
     return lambda base, indices, updates: run(base, _vectors_last(indices, place), updates, of_jax, mode=mode, **flags)
-
-
-_CANONICAL = {"compare", "select", "constant"}
-"""What a comparator of JAX does with a number before it compares: all zeros are one, and all that is no number."""
-
-
-def sort(op: ir.Operation) -> ArrayFunction:
-    """Tensors in the order of the first: smallest first, or largest first, which is that of its complement."""
-    (block,) = op.regions[0].blocks
-    *body, end = (each.operation for each in block.operations)
-    last = body[-1] if body else end
-    names = {each.name.removeprefix("stablehlo.") for each in body[:-1]}
-    dim, stable = integer(op, "dimension", -1), bool(integer(op, "is_stable"))
-    kind, direction = type_of(op.operands[0]).dtype.kind, word(last, "comparison_direction")
-    falling = direction in ("GT", "GE") and kind != "c"
-    compares = last.name == "stablehlo.compare" and [*end.operands] == [*last.results] and names <= _CANONICAL
-    first = [_arguments(value) for value in last.operands] if compares else []
-    if not (falling or direction in ("LT", "LE")) or first != [{block.arguments[0]}, {block.arguments[1]}]:
-        raise ReshardError("cannot-express", "a sort must go by the size of the elements of its first operand")
-    complement = (lax.bitwise_not if kind in "iub" else lax.neg) if falling else lambda array: array
-
-    def in_order(key: Any, *others: Any) -> Any:
-        ordered = lax.sort((complement(key), *others), dimension=dim, is_stable=stable, num_keys=1)
-        return (complement(ordered[0]), *ordered[1:])
-
-    return in_order
-
-
-def _arguments(value: Any) -> set[Any]:
-    """The arguments of a region that a value depends on."""
-    op = maker(value)
-    return {value} if op is None else {found for operand in op.operands for found in _arguments(operand)}
 
 
 def convolution(op: ir.Operation) -> ArrayFunction:

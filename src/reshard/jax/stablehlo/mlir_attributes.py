@@ -10,6 +10,7 @@ array([1.5, inf], dtype=bfloat16)
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +19,9 @@ from jaxlib.mlir import ir
 
 from reshard.dtypes import dtype_named
 from reshard.errors import ReshardError
+
+ArrayFunction = Callable[..., Any]
+"""From arrays to an array, or to one per result."""
 
 _NUMBER = re.compile(r"0x[0-9A-Fa-f]+|-?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 _COMPLEX = {"complex<f32>": "complex64", "complex<f64>": "complex128"}
