@@ -21,8 +21,8 @@ _BESIDES = {"stablehlo.compare", "stablehlo.select", "stablehlo.constant", "stab
 """Of what a comparator is made."""
 
 
-class Comparison(NamedTuple):
-    """What one comparison of a comparator asks of the two elements of an operand."""
+class SortKey(NamedTuple):
+    """Which two elements one comparison of a comparator compares, and how."""
 
     operand: int
     direction: str
@@ -52,14 +52,14 @@ def sort(op: ir.Operation) -> ArrayFunction:
     )
 
 
-def _turned(key: Comparison, kind: str) -> ArrayFunction:
+def _turned(key: SortKey, kind: str) -> ArrayFunction:
     """What makes the order of a key one from the smallest to the largest, and of that the key again."""
     if key.direction in ("LT", "LE"):
         return lambda array: array
     return lax.bitwise_not if kind in "iub" else lax.neg
 
 
-def _keys(value: Any, arguments: list[Any]) -> list[Comparison] | None:
+def _keys(value: Any, arguments: list[Any]) -> list[SortKey] | None:
     """By which operands a comparator goes that gives a value; None where it asks anything else."""
     op = maker(value)
     if op is None:
@@ -80,13 +80,13 @@ def _keys(value: Any, arguments: list[Any]) -> list[Comparison] | None:
     return [key, *rest] if is_same and rest is not None else None
 
 
-def _comparison(op: ir.Operation, arguments: list[Any]) -> Comparison | None:
+def _comparison(op: ir.Operation, arguments: list[Any]) -> SortKey | None:
     """What is compared; None where that is not the two elements of one operand, or complex numbers downwards."""
     sides = [_arguments(side) for side in op.operands]
     direction, kind = word(op, "comparison_direction"), type_of(op.operands[0]).dtype.kind
     for operand in range(len(arguments) // 2):
         if sides == [{arguments[2 * operand]}, {arguments[2 * operand + 1]}]:
-            return None if kind == "c" and direction in ("GT", "GE") else Comparison(operand, direction)
+            return None if kind == "c" and direction in ("GT", "GE") else SortKey(operand, direction)
     return None
 
 
