@@ -557,3 +557,10 @@ def test_what_is_no_function_is_not_traced() -> None:
         with pytest.raises(rs.ReshardError, match="what is traced must be a function") as refusal:
             rs.jax.trace(given)
         assert refusal.value.code == "bad-argument"
+
+
+@pytest.mark.parametrize("given", ["a", object(), {"x": np.array(["a"])}, np.zeros(2, object)])
+def test_what_is_no_array_is_not_traced(given: Any) -> None:
+    with pytest.raises(rs.ReshardError, match="takes arrays alone") as refusal:
+        rs.jax.trace(lambda x: x, given)
+    assert refusal.value.code == "bad-argument"

@@ -37,6 +37,7 @@ import numpy as np
 from jax._src.interpreters.partial_eval import dce_jaxpr
 from jax._src.state.discharge import discharge_state
 from jax._src.state.types import AbstractRef
+from jax.api_util import shaped_abstractify
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import Mesh as JaxMesh
@@ -86,12 +87,18 @@ def trace(
         mesh: what specs are on: a mesh of JAX or ours; without it the one that is set, or that of another sharding.
 
     Raises:
-        ReshardError: `unknown-mesh` where nothing tells the mesh, `bad-argument` where it is no function, or a tree of
-            shardings does not fit, `unknown-dtype`; `cannot-express` where it takes a reference; and as
+        ReshardError: `unknown-mesh` where nothing tells the mesh; `bad-argument` where it is no function of arrays, or
+            a tree of shardings does not fit; `unknown-dtype`; `cannot-express` where it takes a reference; and as
             `Program.constrain`.
     """
     if not callable(fn):
         raise ReshardError("bad-argument", f"what is traced must be a function, got: {shown(fn)}")
+    leaves, in_tree = jax.tree.flatten(avals)
+    for leaf in leaves:
+        try:
+            shaped_abstractify(leaf)
+        except TypeError as error:
+            raise ReshardError("bad-argument", f"what is traced takes arrays alone, got: {shown(leaf)}") from error
     closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
     if any(isinstance(var.aval, AbstractRef) for var in (*closed.jaxpr.invars, *closed.jaxpr.constvars)):
         raise ReshardError(
@@ -100,7 +107,6 @@ def trace(
     if closed.effects:  # references that are made inside become values
         closed = discharge_state(closed)
     jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-    leaves, in_tree = jax.tree.flatten(avals)
     out_tree = jax.tree.structure(out_shape)
     ins = for_leaves(in_shardings, avals, "in_shardings")
     outs = for_leaves(out_shardings, out_shape, "out_shardings")
