@@ -91,15 +91,7 @@ def trace(
             a tree of shardings does not fit; `unknown-dtype`; `cannot-express` where it takes a reference; and as
             `Program.constrain`.
     """
-    if not callable(fn):
-        raise ReshardError("bad-argument", f"what is traced must be a function, got: {shown(fn)}")
-    leaves, in_tree = jax.tree.flatten(avals)
-    for leaf in leaves:
-        try:
-            shaped_abstractify(leaf)
-        except TypeError as error:
-            raise ReshardError("bad-argument", f"what is traced takes arrays alone, got: {shown(leaf)}") from error
-    closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
+    closed, out_shape = _jaxpr_of(fn, avals)
     if any(isinstance(var.aval, AbstractRef) for var in (*closed.jaxpr.invars, *closed.jaxpr.constvars)):
         raise ReshardError(
             "cannot-express", "a reference from outside cannot be traced; hand in and give back its value"
@@ -107,6 +99,7 @@ def trace(
     if closed.effects:  # references that are made inside become values
         closed = discharge_state(closed)
     jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    leaves, in_tree = jax.tree.flatten(avals)
     out_tree = jax.tree.structure(out_shape)
     ins = for_leaves(in_shardings, avals, "in_shardings")
     outs = for_leaves(out_shardings, out_shape, "out_shardings")
@@ -132,6 +125,26 @@ def trace(
     if program.without_rule:
         logger.warning("primitives without a rule, whole on every device: %s", ", ".join(program.without_rule))
     return program
+
+
+def _jaxpr_of(fn: Callable[..., object], avals: Sequence[object]) -> tuple[ClosedJaxpr, Any]:
+    """The jaxpr of a function, and the shapes of its results.
+
+    Raises:
+        ReshardError: `bad-argument` where it is no function of arrays.
+    """
+    if not callable(fn):
+        raise ReshardError("bad-argument", f"what is traced must be a function, got: {shown(fn)}")
+    try:
+        closed, out_shape = jax.make_jaxpr(fn, return_shape=True)(*avals)
+    except TypeError:  # of JAX where an argument is no array, else of the function
+        for leaf in jax.tree.leaves(avals):
+            try:
+                shaped_abstractify(leaf)
+            except TypeError as error:
+                raise ReshardError("bad-argument", f"what is traced takes arrays alone, got: {shown(leaf)}") from error
+        raise
+    return closed, out_shape
 
 
 class Tracing(Emitter):
