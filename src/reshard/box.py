@@ -112,4 +112,4 @@ def run_size(piece: Sequence[int], tile: Sequence[int]) -> int:
         size *= part
         if part != whole:
             break
-    return size
+    return min(size, prod(piece))
