@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, prod
 
 from reshard.checks import expect, shown
 from reshard.digits import nest
@@ -201,6 +201,11 @@ def mesh_order(axes: Iterable[Axis], sizes: Mapping[str, int]) -> list[Axis]:
     """The axes sorted as a mesh lists them: by name in mesh order, then by pre-size, then the smaller first."""
     rank = {name: i for i, name in enumerate(sizes)}
     return sorted(axes, key=lambda axis: (rank[axis.name], axis.start, axis.stop))
+
+
+def shards(axes: Iterable[Axis], sizes: Mapping[str, int]) -> int:
+    """Into how many parts the axes cut."""
+    return prod(axis.size_in(sizes[axis.name]) for axis in axes)
 
 
 def merged(axes: Iterable[Axis], sizes: Mapping[str, int]) -> tuple[Axis, ...]:

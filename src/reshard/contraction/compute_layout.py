@@ -21,9 +21,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import prod
 
-from reshard.axis import Axes, merged, sorted_and_merged
+from reshard.axis import Axes, merged, shards, sorted_and_merged
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
 from reshard.mesh import Mesh
@@ -52,7 +51,7 @@ class ComputeLayout:
 
     def shards(self, label: str) -> int:
         """The number of parts that a label is cut into."""
-        return prod(axis.size_in(self.mesh.sizes[axis.name]) for axis in self.axes_of(label))
+        return shards(self.axes_of(label), self.mesh.sizes)
 
     @cached_property
     def shardings(self) -> tuple[Sharding, ...]:
@@ -127,12 +126,12 @@ def is_cut_evenly(parts: Sequence[tuple[int, int]]) -> bool:
     >>> is_cut_evenly([(2, 2), (3, 3)]), is_cut_evenly([(4, 2), (3, 3)]), is_cut_evenly([(5, 2)])
     (True, False, True)
     """
-    cut = [(size, shards) for size, shards in parts if (size, shards) != (1, 1)]
+    cut = [(size, count) for size, count in parts if (size, count) != (1, 1)]
     if len(cut) < 2:
         return True
     full = True
-    for size, shards in cut:
-        if shards > 1 and (not full or size % shards):
+    for size, count in cut:
+        if count > 1 and (not full or size % count):
             return False
-        full = full and size == shards
+        full = full and size == count
     return True

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from reshard.axis import Axes
+from reshard.axis import Axes, shards
 from reshard.contraction.compute_layout import closed_sharding
 from reshard.contraction.goal import Goal
 from reshard.contraction.tasks import Stage
@@ -41,7 +41,6 @@ from reshard.errors import ReshardError
 from reshard.exchange.pieces import some_missing
 from reshard.mesh import Mesh
 from reshard.network import Network, least_seconds
-from reshard.operations.projection import shards
 from reshard.planner import plan
 from reshard.planner.evened import evened_shapes
 from reshard.planner.likeness import likeness

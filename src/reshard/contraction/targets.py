@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from reshard.axis import Axes, Axis, difference
+from reshard.axis import Axes, Axis, difference, shards
 from reshard.contraction.compute_layout import closed_sharding
-from reshard.operations.projection import shards
 from reshard.planner.candidates import refinements
 from reshard.sharding import Sharding
 

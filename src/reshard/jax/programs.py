@@ -47,7 +47,7 @@ from jax.custom_derivatives import linear_call
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
-from reshard.axis import Axes, difference
+from reshard.axis import Axes, difference, shards
 from reshard.checks import expect, shown
 from reshard.digits import Digits, nest
 from reshard.dim_sharding import DimSharding
@@ -63,7 +63,6 @@ from reshard.jax.verbs import VERBS
 from reshard.mesh import Mesh
 from reshard.operations.blocks import Loop
 from reshard.operations.interpreter import compute, reaches_out
-from reshard.operations.projection import shards
 from reshard.operations.reaching import TensorDim
 from reshard.operations.rules import LabelRole, operation_rule, reduction_of
 from reshard.planner import plan as make_plan
@@ -81,8 +80,8 @@ SMALL_BYTES = 1 << 14
 to start, on 8 devices of a CPU; where it is otherwise XLA joins them itself."""
 FEW_PICKS = 2
 """How many elements of a value are picked each by a kernel of its own, which knows the place."""
-KINDS = {"b": 1, "i": 2, "u": 2, "f": 3, "c": 4}
-"""Letters of dtypes, by what they hold: what is of a larger number would lose by becoming one of a smaller."""
+RANKS_OF_KINDS = {"b": 1, "i": 2, "u": 2, "f": 3, "c": 4}
+"""Of letters of dtypes: what is of a kind of a higher rank would lose by becoming one of a lower."""
 WORD_BYTES = 4
 """Of the integers that JAX makes of all larger ones by itself."""
 MOST_KNOWN = 1024
@@ -149,7 +148,7 @@ def _becomes(given: Any, dtype: DType) -> bool:
         known = dtype_named(kind)
     except ReshardError:
         return False
-    is_no_larger = KINDS.get(known.kind, 0) <= KINDS.get(dtype.kind, 0)
+    is_no_larger = RANKS_OF_KINDS.get(known.kind, 0) <= RANKS_OF_KINDS.get(dtype.kind, 0)
     return is_no_larger and (dtype.kind not in "iu" or dtype.itemsize >= min(known.itemsize, WORD_BYTES))
 
 

@@ -10,9 +10,8 @@ By hand, 4 heads of 2 rows on 8 devices: neighbours hold the same head, so the m
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 
-from reshard.axis import Axis
+from reshard.axis import Axis, shards
 from reshard.deal import Deal
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
@@ -100,7 +99,7 @@ def _by_heads(rule: Rule, sharding: Sharding, shape: tuple[int, ...], padded: li
         raise ReshardError("bad-argument", f"rule {rule.match!r} has {heads} heads in a dim of {shape[dim]} elements")
     sizes = sharding.mesh.sizes
     axes = sharding.dims[dim].axes
-    parts = prod(axis.size_in(sizes[axis.name]) for axis in axes)
+    parts = shards(axes, sizes)
     if parts <= heads:
         multiple = shape[dim] // heads * parts
         padded[dim] = -(-max(padded[dim], shape[dim]) // multiple) * multiple

@@ -25,10 +25,9 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import replace
-from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from reshard.axis import Axis
+from reshard.axis import Axis, shards
 from reshard.deal import Deal, Window
 from reshard.dim_sharding import DimSharding
 from reshard.errors import ReshardError
@@ -125,7 +124,7 @@ def _with_numbers(dims: list[DimSharding], behind: _Numbers, mesh: Mesh) -> list
     Raises:
         ReshardError: `syntax` where there are not as many numbers as cut dims want; `bad-deal`.
     """
-    counts = [prod(axis.size_in(mesh.sizes[axis.name]) for axis in dim.axes) + 1 for dim in dims if dim.axes]
+    counts = [shards(dim.axes, mesh.sizes) + 1 for dim in dims if dim.axes]
     counts = [2] * len(counts) if behind.are_widths else counts
     if sum(counts) != len(behind.numbers):
         raise ReshardError("syntax", f"{len(counts)} cut dims want {sum(counts)} numbers, got: {len(behind.numbers)}")

@@ -33,13 +33,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from reshard.axis import shards
 from reshard.box import Box
 from reshard.dtypes import REDUCTIONS
 from reshard.errors import ReshardError
 from reshard.operations.kinds import KINDS, KindForm
 from reshard.operations.operation import Operation
 from reshard.operations.pattern import Shape
-from reshard.operations.projection import labels_of, shards
+from reshard.operations.projection import labels_of
 from reshard.operations.rules import operation_rule, reduction_of
 from reshard.sharding import Sharding
 

@@ -18,7 +18,7 @@ By hand, 8 = (a b) with a = 2, b = 4 on x = 4: a takes "x":(1)2, b takes "x":(2)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import gcd, prod
+from math import gcd
 from typing import NamedTuple
 
 from reshard.axis import Axes, Axis, common_prefix, is_prefix, merged
@@ -89,11 +89,6 @@ def axes_of(
         if uncut > 1:
             break
     return merged(dim_axes, sizes)
-
-
-def shards(axes: Axes, sizes: Mapping[str, int]) -> int:
-    """Into how many parts the axes cut."""
-    return prod(axis.size_in(sizes[axis.name]) for axis in axes)
 
 
 def longest_agreed(lists: Sequence[Axes]) -> tuple[Axes, bool]:

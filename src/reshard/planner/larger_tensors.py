@@ -24,6 +24,7 @@ from dataclasses import replace
 from math import lcm, prod
 from typing import NamedTuple
 
+from reshard.axis import shards
 from reshard.errors import ReshardError
 from reshard.network import Network
 from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes
@@ -164,10 +165,9 @@ def _nearest_shape(reshard: Reshard, larger: Plan, chains: Sequence[Chain]) -> t
 
 def _tiles_of_dim(sharding: Sharding, dim: int) -> int:
     """Into how many blocks of one length a dim is cut."""
-    cut, sizes = sharding.dims[dim], sharding.mesh.sizes
-    return prod(axis.size_in(sizes[axis.name]) for axis in cut.axes) * prod(
-        deal.numbers[0] for deal in cut.deals if deal.kind == "parts"
-    )
+    cut = sharding.dims[dim]
+    parts = [deal.numbers[0] for deal in cut.deals if deal.kind == "parts"]
+    return prod([shards(cut.axes, sharding.mesh.sizes), *parts])
 
 
 def in_own_blocks(best: Plan, ways: Iterable[TimedRoute]) -> Iterator[Plan]:

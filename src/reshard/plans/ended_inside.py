@@ -19,9 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import repeat
-from math import prod
 
-from reshard.axis import Axis
+from reshard.axis import Axis, shards
 from reshard.deal import Deal
 from reshard.dim_sharding import DimSharding
 from reshard.sharding import Sharding
@@ -47,10 +46,10 @@ def ended_inside(
     dims = []
     for dim, before, after, count in zip(sharding.dims, larger, shape, parts or repeat(1), strict=False):
         stages = list(dim.stages("ceil"))
-        shards = [prod(axis.size_in(sizes[axis.name]) for axis in axes) for axes, _ in stages]
-        lengths = [-(-length // count) for length in _lengths(stages, shards, before)]
+        counts = [shards(axes, sizes) for axes, _ in stages]
+        lengths = [-(-length // count) for length in _lengths(stages, counts, before)]
         may_end_inside = len(stages) < 2 or all(deal is not None and deal.kind == "blocks" for _, deal in stages)
-        if _lengths(stages, shards, after) == lengths and (may_end_inside or before // count == after):
+        if _lengths(stages, counts, after) == lengths and (may_end_inside or before // count == after):
             dims.append(dim)
             continue
         cuts: list[Axis | Deal] = []
@@ -62,10 +61,10 @@ def ended_inside(
     return replace(sharding, dims=tuple(dims), uneven="ceil")
 
 
-def _lengths(stages: Sequence[tuple[tuple[Axis, ...], Deal | None]], shards: Sequence[int], length: int) -> list[int]:
+def _lengths(stages: Sequence[tuple[tuple[Axis, ...], Deal | None]], counts: Sequence[int], length: int) -> list[int]:
     """How long the blocks of every stage are."""
     lengths = []
-    for (_, deal), count in zip(stages, shards, strict=True):
+    for (_, deal), count in zip(stages, counts, strict=True):
         if deal is not None and deal.kind == "blocks":
             length = deal.numbers[0]
         else:

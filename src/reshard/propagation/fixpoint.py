@@ -23,12 +23,12 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from reshard.axis import Axes, is_prefix, merged, truncated
+from reshard.axis import Axes, is_prefix, merged, shards, truncated
 from reshard.contraction.compute_layout import closed_sharding
 from reshard.contraction.tasks import Calculation, Task, calculation_of
 from reshard.mesh import Mesh
 from reshard.operations.operation import Value
-from reshard.operations.projection import axes_of, labels_of, longest_agreed, shards
+from reshard.operations.projection import axes_of, labels_of, longest_agreed
 from reshard.operations.rules import Rule, operation_rule
 from reshard.propagation.builder import Builder
 from reshard.propagation.fusion import Fusion
