@@ -64,6 +64,24 @@ class Box(tuple[tuple[int, int], ...]):
             for low in (max(a_start, b_start),)
         )
 
+    def without(self, other: Box) -> list[Box]:
+        """Boxes of the elements that are not in another, dim by dim what lies before it and behind it.
+
+        >>> Box([(0, 4), (0, 4)]).without(Box([(1, 4), (2, 4)]))
+        [Box([(0, 1), (0, 4)]), Box([(1, 4), (0, 2)])]
+        """
+        both = self.intersect(other)
+        if self.is_empty or both.is_empty:
+            return [] if self.is_empty else [self]
+        boxes, sides = list[Box](), list(self)
+        for dim, (low, high) in enumerate(both):
+            start, stop = sides[dim]
+            for side in ((start, low), (high, stop)):
+                if side[0] < side[1]:
+                    boxes.append(Box([*sides[:dim], side, *sides[dim + 1 :]]))
+            sides[dim] = (low, high)
+        return boxes
+
     def contains(self, other: Box) -> bool:
         """Whether every element of `other` is in this box."""
         return other.is_empty or all(

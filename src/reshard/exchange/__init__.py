@@ -7,6 +7,7 @@ ring_roles.py  what digits along it do
 ring_flows.py  how, so that the fullest link carries least
 transposed_flows.py  where devices of two rings change places
 by_boxes.py   senders dealt per source tile, for all else
+kept.py       less what receivers still have of tiles from before
 overlap_add.py  windows that are summed: the transpose of filling them
 reduction.py  unreduced values: combine every element on one device, then gather
 schedule.py   pieces in rounds, by colouring
@@ -35,6 +36,7 @@ the blocks 3 and 2 do not.
 from __future__ import annotations
 
 from reshard.exchange.by_digits import DigitExchange
+from reshard.exchange.kept import KeptExchange, lacked_part
 from reshard.exchange.overlap_add import OverlapAdd
 from reshard.exchange.pieces import Exchange, Piece, PieceTable, overlap_elements
 from reshard.exchange.reduction import class_digits, combine_then_gather, find_exchange, total_bound
@@ -44,6 +46,7 @@ from reshard.exchange.schedule import schedule
 __all__ = [
     "DigitExchange",
     "Exchange",
+    "KeptExchange",
     "OverlapAdd",
     "Piece",
     "PieceTable",
@@ -51,6 +54,7 @@ __all__ = [
     "class_digits",
     "combine_then_gather",
     "find_exchange",
+    "lacked_part",
     "overlap_elements",
     "schedule",
     "total_bound",

@@ -38,6 +38,7 @@ from reshard.digits import NO_DIGITS, Digit
 from reshard.errors import ReshardError
 from reshard.exchange.by_boxes import by_boxes
 from reshard.exchange.by_digits import by_digits
+from reshard.exchange.kept import beside_kept
 from reshard.exchange.overlap_add import overlap_add
 from reshard.exchange.pieces import ClassDigits, Exchange, block_overlaps
 from reshard.exchange.ring import around, transposed
@@ -100,10 +101,13 @@ def combine_then_gather(
     Where `near` is 1 every replica combines by itself, from the values nearest to it: more bytes, on nearer links.
     Where a ring is given, nothing is combined, and pieces go along it from neighbour to neighbour (`around`);
     where two are given, devices of both change places (`transposed`).
+    What devices kept from before is not sent to them (`beside_kept`); nothing is combined then either.
     """
     if ring is not None:
         along = around(source, target, ring, kept) if across is None else transposed(source, target, ring, across)
         return (along,)
+    if kept is not None:
+        return (beside_kept(find_exchange(source, target, near), kept),)
     if target.layout.copies() == 1 or source.classes == target.classes or source.layout.is_summed:
         return (find_exchange(source, target, near),)
     if near == 1 and source.same_order_as(target) and refine(source.layout, target.layout, target.shape) is not None:

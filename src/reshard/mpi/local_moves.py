@@ -176,9 +176,14 @@ class LocalMove:
         """Whether what arrives lies at one place of the tile, and stands there as it came."""
         target = self.target
         is_put_together = self.move.reduction is not None or self.move.fill is not None
-        if target is None or is_put_together or isinstance(self.move.exchange, RingExchange):
+        if target is None or is_put_together or self._is_of_several_tiles:
             return False
         return all(len(target.places(piece.box)) == 1 for piece in self.incoming)
+
+    @property
+    def _is_of_several_tiles(self) -> bool:
+        """Whether what comes is handed on, or stays of a tile from before."""
+        return isinstance(self.move.exchange, RingExchange) or self.move.exchange.kept is not None
 
     def _place(self, box: Box) -> tuple[slice, ...]:
         target: Any = self.target
@@ -254,7 +259,7 @@ class LocalMove:
                 rank reads another's.
             kept: the rank's first tile in the plan.
         """
-        if isinstance(self.move.exchange, RingExchange):  # what is handed on is not in the tile of who hands it on
+        if self._is_of_several_tiles:  # what is handed on is not in the tile of who hands it on
             near = None
         if not self.is_straight:
             pieces = self._arriving(tile, kept, dtype, near)

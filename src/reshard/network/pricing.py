@@ -1,7 +1,7 @@
 """What steps cost on a network, in seconds.
 
-An exchange by digits takes what its pattern does (`link_use.py`); what goes along a ring takes its hops, and any other
-exchange what the pieces take that are sent.
+An exchange by digits takes what its pattern does (`link_use.py`), with less in each piece where devices kept as much of
+all; what goes along a ring takes its hops, and any other exchange what the pieces take that are sent.
 Chunks are waited for, unlike rounds, so latencies count in each.
 A slice, and what only becomes partial, costs nothing but copies in memory, where a network says what these take.
 A chain may take a tensor in parts, one behind the other, so that steps on different levels overlap.
@@ -25,7 +25,7 @@ from functools import lru_cache
 from math import prod
 
 from reshard.box import is_one_run
-from reshard.exchange import DigitExchange, Exchange, RingExchange
+from reshard.exchange import DigitExchange, Exchange, KeptExchange, RingExchange
 from reshard.exchange.by_boxes import BoxExchange
 from reshard.network.formulas import stage_timings
 from reshard.network.link_use import (
@@ -266,6 +266,8 @@ def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> U
             return use_of_loads(unlike, itemsize, network, exchange.largest_piece * itemsize)
     if isinstance(exchange, RingExchange):
         return _use_of_ring_exchange(exchange, itemsize, network)
+    if isinstance(exchange, KeptExchange) and exchange.lacked_part < 1:
+        return _use_of_exchange(exchange.whole, itemsize * exchange.lacked_part, network)
     senders, receivers, elements = exchange.traffic()
     if not len(senders):
         return Use.of_nothing(network)

@@ -30,7 +30,7 @@ from reshard.box import Box
 from reshard.checks import checked_shape, expect
 from reshard.dtypes import dtype_named, identity
 from reshard.errors import ReshardError
-from reshard.exchange import RingExchange
+from reshard.exchange import Exchange, RingExchange
 from reshard.notation import as_sharding
 from reshard.plans import Plan
 from reshard.steps import Move, Step
@@ -169,15 +169,15 @@ def _moved(step: Step, tiles: Tiles, kept: Tiles, counts: dict[int, int]) -> Til
         if isinstance(move.exchange, RingExchange):
             tiles = _handed_on(move, move.exchange, tiles, kept, counts)
         else:
-            tiles = {device: _received(move, device, tiles, counts) for device in devices}
+            tiles = {device: _received(move, device, tiles, kept, counts) for device in devices}
     return {device: tile.reshape(()) for device, tile in tiles.items()} if lifted else tiles
 
 
-def _received(move: Move, device: int, sources: Tiles, counts: dict[int, int]) -> Array:
+def _received(move: Move, device: int, sources: Tiles, kept: Tiles, counts: dict[int, int]) -> Array:
     """One device's tile, made of the pieces that come into it."""
     arriving = []
     for piece in move.exchange.incoming(device):
-        sent = sent_part(sources[piece.sender], piece.box, move.exchange.source, piece.sender)
+        sent = _cut_out(move.exchange, piece.sender, piece.box, sources, kept)
         arriving.append((piece.box, sent))
         counts[device] += sent.nbytes if piece.sender != device else 0
     return assembled(move, device, arriving, next(iter(sources.values())).dtype)
@@ -191,10 +191,8 @@ def _handed_on(move: Move, exchange: RingExchange, sources: Tiles, kept: Tiles, 
         sender, box = piece.sender, piece.box
         if piece.round > 1:
             part = arrived[sender, box, piece.round - 1]
-        elif exchange.kept is not None and exchange.is_kept(sender, box):
-            part = sent_part(kept[sender], box, exchange.kept, sender)
         else:
-            part = sent_part(sources[sender], box, exchange.source, sender)
+            part = _cut_out(exchange, sender, box, sources, kept)
         arrived[piece.receiver, box, piece.round] = part
         counts[piece.receiver] += part.nbytes if sender != piece.receiver else 0
     tiles = {}
@@ -202,6 +200,13 @@ def _handed_on(move: Move, exchange: RingExchange, sources: Tiles, kept: Tiles, 
         parts = ((piece.box, arrived[device, piece.box, piece.round]) for piece in exchange.incoming(device))
         tiles[device] = assembled(move, device, parts, dtype)
     return tiles
+
+
+def _cut_out(exchange: Exchange, sender: int, box: Box, sources: Tiles, kept: Tiles) -> Array:
+    """A box of a sender's tile, or of the one that it kept."""
+    if exchange.kept is not None and exchange.is_kept(sender, box):
+        return sent_part(kept[sender], box, exchange.kept, sender)
+    return sent_part(sources[sender], box, exchange.source, sender)
 
 
 def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) -> np.dtype[Any]:

@@ -126,21 +126,26 @@ class RoutePrices:
             ReshardError: as `Route.chain`.
         """
         steps = route.chain(self.reshard)
-        if route.steps is not None or not route.along or not self.by_digits:
+        if route.steps is not None or not self.is_of_patterns:
             return steps
-        return tuple([self._along_ring(step, keeps=route.keeps) for step in steps])
+        return tuple([self._as_priced(step, route) for step in steps])
 
-    def _along_ring(self, step: Step, *, keeps: bool) -> Step:
+    def _as_priced(self, step: Step, route: Route) -> Step:
+        """A step of a route along a ring, or beside what devices kept, where that is what it is priced as."""
         source = self.ends[0]
         before, after, held = map(self.of_steps.roles_of, (step.before, step.after, source))
         if before is None or after is None:
             return step
-        along = self.of_steps.ring_of(before, after, step.near, held if keeps else None)
-        if along is None:
-            return step
-        ring, *others = along.rings
-        kept = source if along.uses_kept else None
-        return step_of(step.reshard, ring=ring, kept=kept, across=others[0] if others else None)
+        along = None
+        if route.along and self.by_digits:
+            along = self.of_steps.ring_of(before, after, step.near, held if route.keeps else None)
+        if along is not None:
+            ring, *others = along.rings
+            kept = source if along.uses_kept else None
+            return step_of(step.reshard, ring=ring, kept=kept, across=others[0] if others else None)
+        if self.of_steps.lacked_part(before, after, held) < 1:
+            return step_of(step.reshard, step.near, kept=source)
+        return step
 
     def points(self, route: Route) -> tuple[Sharding, ...]:
         """What it passes, both ends too."""
@@ -214,7 +219,7 @@ class RoutePrices:
         if not self.is_of_patterns or not any(map(self.of_steps.roles_of, points)):
             return None
         legs: list[tuple[int, Use]] = []
-        kept = self.of_steps.roles_of(points[0]) if keeps else None
+        kept = self.of_steps.roles_of(points[0])
         for source, target in pairwise(points):
             if source.unreduced:
                 chain = shortest_chain(replace(self.reshard, source=source, target=target), near)
@@ -225,7 +230,7 @@ class RoutePrices:
             if before is None or after is None:
                 return None
             if before.roles != after.roles:
-                use = self.of_steps.use(before, after, near, parts, along=along, kept=kept)
+                use = self.of_steps.use(before, after, near, parts, along=along, keeps=keeps, kept=kept)
                 if use is None:
                     return None
                 legs.append((after.elements, use))

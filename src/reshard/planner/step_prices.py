@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from reshard.axis import Axis
 from reshard.digits import Digit, Digits, nest
 from reshard.exchange.by_digits import close_chains
+from reshard.exchange.kept import lacked_part
 from reshard.exchange.ring_roles import MOST_PLACES, RingRoles, change_places
 from reshard.layout import NOWHERE, Tie
 from reshard.mesh import Mesh
@@ -102,7 +103,7 @@ class StepPrices:
         self._roles: dict[Sharding, DigitRoles | None] = {}
         self._dims: dict[tuple[Mesh, int, tuple[Axis, ...]], DimRoles | None] = {}
         self._sendings: dict[tuple[tuple[Role, ...], tuple[Role, ...], int], Sending | None] = {}
-        self._uses: dict[tuple[Sending, int], Use] = {}
+        self._uses: dict[tuple[Sending, float], Use] = {}
         self._rings_of: dict[tuple[Any, ...], AlongRing | None] = {}
 
     @classmethod
@@ -142,11 +143,12 @@ class StepPrices:
         parts: int = 1,
         *,
         along: bool = False,
+        keeps: bool = False,
         kept: DigitRoles | None = None,
     ) -> Use | None:
-        """What the step takes, of one of so many parts of the tensor; `near` is that of `Step`, `along` of `Route`.
+        """What the step takes, of one of so many parts of the tensor; `near` is that of `Step`.
 
-        What devices keep is used along rings alone.
+        `along` and `keeps` are those of `Route`, which say when what devices kept from before is used along rings.
         None where the cuts of both ends do not nest, or the stride does not with digits.
 
         Raises:
@@ -157,8 +159,19 @@ class StepPrices:
             return None
         if not sending.elements:
             return self.nothing
-        ring = self.ring_of(before, after, near, kept) if along else None
-        return self._use_of(sending, parts) if ring is None else self._use_along(ring, parts)
+        ring = self.ring_of(before, after, near, kept if keeps else None) if along else None
+        if ring is not None:
+            return self._use_along(ring, parts)
+        return self._use_of(sending, parts / self.lacked_part(before, after, kept))
+
+    def lacked_part(self, before: DigitRoles, after: DigitRoles, kept: DigitRoles | None) -> float:
+        """Which part of every piece is sent to devices that kept tiles; 1 where digits do not say it."""
+        if kept is None or kept.roles == before.roles:
+            return 1.0
+        cuts = [ends | others for ends, others in zip(after.cuts, kept.cuts, strict=True)]
+        if not all(map(self._do_nest, range(len(self.shape)), before.cuts, cuts)):
+            return 1.0
+        return lacked_part(self.digits, before.roles, after.roles, kept.roles)
 
     def ring_of(
         self, before: DigitRoles, after: DigitRoles, near: int = 0, kept: DigitRoles | None = None
@@ -220,7 +233,7 @@ class StepPrices:
         use = use_of_rings(along.rings, along.carried(), along.unit_bytes / parts, self.network)
         return self.nothing if use is None else use
 
-    def _use_of(self, sending: Sending, parts: int) -> Use:
+    def _use_of(self, sending: Sending, parts: float) -> Use:
         key = sending, parts
         if key not in self._uses:
             sent_bytes = sending.elements * (self.itemsize / parts)

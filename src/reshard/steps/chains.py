@@ -195,4 +195,4 @@ def _single(reshard: Reshard, near: int) -> Chain:
 
 def keeping_nothing(step: Step) -> Step:
     """The step without the tiles that devices would have from before: of a way that begins with other tiles."""
-    return step if step.kept is None else step_of(step.reshard, ring=step.ring)
+    return step if step.kept is None else step_of(step.reshard, step.near, step.ring)

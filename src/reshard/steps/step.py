@@ -135,7 +135,8 @@ class Step(ReshardWork):
         bad-argument: every field is of its kind, `near` at least 0 and `chunks` at least 1
         too-large: the tiles of all devices together can be counted
         bad-step: a step of this kind leads from `before` to `after`; no one step does where values become unreduced
-            along some axes while others move, nor along a ring where anything changes outside it, or is combined
+            along some axes while others move, nor along a ring where anything changes outside it, or is combined, nor
+            where devices keep tiles of partial values, with windows, or on another mesh
     """
 
     reshard: Reshard
@@ -152,7 +153,7 @@ class Step(ReshardWork):
     neighbours what others further on need; None for the senders that `near` says."""
     kept: Sharding | None = None
     """Of tiles that devices still have from before the step, as well as those of `before`: what a device holds there is
-    not sent to it along a ring, and may be sent from it."""
+    not sent to it, and along a ring may be sent from it."""
     across: Digit | None = None
     """The places along another ring, where the devices at x, y of both change places with those at y, x, along both."""
 
@@ -164,8 +165,6 @@ class Step(ReshardWork):
             expect(self.ring, Digit, "the ring of a step")
         if self.kept is not None:
             expect(self.kept, Sharding, "what is kept in a step")
-            if self.ring is None:
-                raise ReshardError("bad-step", "what devices kept from before is used along a ring alone")
         if self.across is not None:
             expect(self.across, Digit, "the other ring of a step")
             if self.ring is None or self.kept is not None:
@@ -181,6 +180,8 @@ class Step(ReshardWork):
                     "too-large", f"shape {self.shape} of {self.dtype} on {devices} devices is beyond 2**62 bytes"
                 )
         if becomes_unreduced(self.before, self.after):
+            if self.kept is not None:
+                raise ReshardError("bad-step", "where values become partial nothing is sent that devices could keep")
             _check_to_unreduced(self.before, self.after, *ends)
             kind = "ToUnreduced"
         else:

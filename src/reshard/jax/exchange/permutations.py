@@ -133,8 +133,15 @@ def rounds_of(exchange: Exchange) -> list[Round]:
     if isinstance(exchange, RingExchange):
         return _along_ring(exchange, pieces, [piece for device in devices for piece in exchange.passing(device)])
     pieces = _side_by_side(exchange, pieces) if is_woven else pieces
-    rounds = [*schedule(pieces, one_shape=True, staying=True), *_travelling(pieces)]
-    return [_round(exchange, of_round) for of_round in rounds]
+    return [*_staying(exchange, pieces), *(_round(exchange, of_round) for of_round in _travelling(pieces))]
+
+
+def _staying(exchange: Exchange, pieces: Sequence[Piece]) -> list[Round]:
+    """The rounds of boxes that stay on their device: of its source tile, then of the one that it kept."""
+    of_tiles = [
+        [piece for piece in pieces if exchange.is_kept(piece.sender, piece.box) == of_kept] for of_kept in (False, True)
+    ]
+    return [_round(exchange, each) for some in of_tiles for each in schedule(some, one_shape=True, staying=True)]
 
 
 def _permutations(exchange: DigitExchange) -> list[Round]:
@@ -190,10 +197,7 @@ def _travelling(pieces: Iterable[Piece]) -> list[list[Piece]]:
 
 def _along_ring(exchange: RingExchange, coming: Sequence[Piece], passing: Sequence[Piece]) -> list[Round]:
     """The rounds of boxes that stay, and those of each lane, hop by hop; those of the same pairs side by side."""
-    staying = [
-        [piece for piece in coming if exchange.is_kept(piece.sender, piece.box) == of_kept] for of_kept in (False, True)
-    ]
-    rounds = [_round(exchange, each) for pieces in staying for each in schedule(pieces, one_shape=True, staying=True)]
+    rounds = _staying(exchange, coming)
     wanted, lanes = (
         {*coming},
         _lanes(exchange, _ways(exchange, [piece for piece in (*coming, *passing) if piece.round])),
