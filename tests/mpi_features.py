@@ -152,8 +152,11 @@ def rings() -> Iterator[str]:
     for plan in chain(
         ring_plans(mesh, (9, 8), "int16"),
         ring_plans(mesh, (12, 16), "int16"),
-        plans_with_kept(mesh, (9, 8), "int16", 15),
-        plans_with_kept(mesh, (12, 16), "int16", 15),
+        *(
+            plans_with_kept(mesh, shape, "int16", 15, ring)
+            for shape in ((9, 8), (12, 16))
+            for ring in (Digit(1, 4), None)
+        ),
     ):
         taken += 1
         passing += bool(plan.steps[0].moves[0].exchange.passing(RANK))

@@ -24,18 +24,20 @@ def ring_plans(mesh: rs.Mesh, shape: tuple[int, ...], dtype: str) -> Iterator[rs
             yield rs.Plan(reshard, (rs.Step(reshard, ring=Digit(1, mesh.size)),))
 
 
-def plans_with_kept(mesh: rs.Mesh, shape: tuple[int, ...], dtype: str, count: int) -> Iterator[rs.Plan]:
-    """Of two steps, the second of which sends what devices kept from the source."""
+def plans_with_kept(
+    mesh: rs.Mesh, shape: tuple[int, ...], dtype: str, count: int, ring: Digit | None = None
+) -> Iterator[rs.Plan]:
+    """Of two steps, the second of which uses what devices kept from the source, along a ring or without."""
     shardings, rng = list(problems.full_axis_shardings(mesh, len(shape))), Random(7)
     while count:
         source, middle, target = (rng.choice(shardings) for _ in range(3))
         reshard = rs.plan(source, target, shape, dtype).reshard
         with suppress(rs.ReshardError):
-            along = rs.Step(replace(reshard, source=middle), ring=Digit(1, mesh.size), kept=source)
-            plan = rs.Plan(reshard, (rs.Step(replace(reshard, target=middle)), along))
-            exchange = along.moves[0].exchange
+            last = rs.Step(replace(reshard, source=middle), ring=ring, kept=source)
+            plan = rs.Plan(reshard, (rs.Step(replace(reshard, target=middle)), last))
+            exchange = last.moves[0].exchange
             sent = [piece for device in mesh.devices for piece in exchange.outgoing(device) if piece.round < 2]
-            if not all(exchange.holds(piece.sender, piece.box) for piece in sent):
+            if any(exchange.is_kept(piece.sender, piece.box) for piece in sent):
                 yield plan
                 count -= 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from itertools import product
+from itertools import chain, product
 from random import Random
 
 import numpy as np
@@ -195,7 +195,8 @@ def test_uneven_tensors_take_them_too(shape: tuple[int, int]) -> None:
 def test_what_devices_kept_is_sent_too(mesh: Mesh) -> None:
     for shape in ((9, 8), (16, 24)):
         array = np.arange(shape[0] * shape[1], dtype=np.int32).reshape(shape)
-        for whole in plans_with_kept(mesh, shape, "int32", 20):
+        rings = Digit(1, mesh.size), None
+        for whole in chain.from_iterable(plans_with_kept(mesh, shape, "int32", 20, ring) for ring in rings):
             received = dict[int, int]()
             tiles = run(whole, oracle.tiles(array, whole.source), received_bytes=received)
             for device, tile in oracle.tiles(array, whole.target).items():

@@ -163,14 +163,16 @@ def ring_plans(mesh: DeviceMesh, problems: list[Problem], ring: Digit) -> Iterat
             yield problem, replace(made, steps=(rs.Step(made.reshard, ring=ring),))
 
 
-def plans_with_kept(mesh: DeviceMesh, problems: list[Problem], ring: Digit) -> Iterator[tuple[Problem, rs.Plan]]:
-    """Plans of two steps, the second of which may send what ranks kept from the source."""
+def plans_with_kept(
+    mesh: DeviceMesh, problems: list[Problem], ring: Digit | None = None
+) -> Iterator[tuple[Problem, rs.Plan]]:
+    """Plans of two steps, the second of which may use what ranks kept from the source, along a ring or without."""
     for before, problem in pairwise(problems):
         made = plan_of(problem, mesh)
         with suppress(rs.ReshardError):
             middle = rs.torch.sharding_of(before.target, mesh, len(problem.shape))
-            along = rs.Step(replace(made.reshard, source=middle), ring=ring, kept=made.source)
-            yield problem, rs.Plan(made.reshard, (rs.Step(replace(made.reshard, target=middle)), along))
+            last = rs.Step(replace(made.reshard, source=middle), ring=ring, kept=made.source)
+            yield problem, rs.Plan(made.reshard, (rs.Step(replace(made.reshard, target=middle)), last))
 
 
 def neighbours_hand_on(rank: int) -> list[str]:
@@ -234,11 +236,12 @@ def along_ring(rank: int, sizes: tuple[int, ...], ring: Digit, count: int = 100)
     mesh = init_device_mesh("cpu", sizes)
     wrong, taken, passing, parted, kept = [], 0, 0, 0, 0
     problems = drawn(count, 6, sizes)
-    for problem, whole in chain(ring_plans(mesh, problems, ring), plans_with_kept(mesh, problems, ring)):
+    kept_plans = (plans_with_kept(mesh, problems, each) for each in (ring, None))
+    for problem, whole in chain(ring_plans(mesh, problems, ring), *kept_plans):
         taken += 1
         exchange = whole.steps[-1].moves[0].exchange
         passing += bool(exchange.passing(rank))
-        kept += not all(exchange.holds(piece.sender, piece.box) for piece in exchange.outgoing(rank) if piece.round < 2)
+        kept += any(exchange.is_kept(rank, piece.box) for piece in exchange.outgoing(rank) if piece.round < 2)
         plans = [whole]
         with suppress(rs.ReshardError):  # what has no such parts
             plans.append(replace(whole, parts=3))

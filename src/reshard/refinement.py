@@ -29,7 +29,7 @@ Digits([Digit(stride=4, size=2), Digit(stride=2, size=2), Digit(stride=1, size=2
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
@@ -74,6 +74,15 @@ class Refinement:
     """Their sizes."""
     kept_roles: tuple[Role, ...] = ()
     """What each digit does in a third layout, where there is one."""
+
+    def with_kept_loose(self) -> Refinement:
+        """The same with the cuts of the third layout that are of no digit of the others among the loose ones."""
+        of_ends = {*self.source_roles, *self.target_roles}
+        sizes = dict(zip(self.loose, self.loose_sizes, strict=True))
+        for digit, role in zip(self.digits, self.kept_roles, strict=bool(self.kept_roles)):
+            if isinstance(role, Cuts) and role not in of_ends:
+                sizes[role] = digit.size
+        return replace(self, loose=tuple(sizes), loose_sizes=tuple(sizes.values()))
 
     def filled(self, shape: Sequence[int]) -> float:
         """Which part of all blocks a tensor fills: 1 where dims are even."""

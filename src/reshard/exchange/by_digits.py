@@ -59,6 +59,7 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.digits import Digits, P, Positions
@@ -67,6 +68,8 @@ from reshard.exchange.pieces import Exchange, Piece, PieceTable
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.refinement import Cuts, Refinement, Role, Unreduced, refine
 from reshard.tiling import Tiling
+
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -195,41 +198,50 @@ class DigitExchange(Exchange):
         self._check_count(self.gathered_values * len(positions))
         senders, starts = self._sources(positions, np.arange(self.gathered_values)[:, None])
         elements = np.ones_like(senders)
-        for start, offsets, length, size in zip(
-            starts, self.loose_offsets, self.common.lengths, self.target.shape, strict=True
+        kept = np.ones_like(senders) if self.common.kept_roles else np.zeros_like(senders)
+        for dim, (start, offsets, length, size) in enumerate(
+            zip(starts, self.loose_offsets, self.common.lengths, self.target.shape, strict=True)
         ):
-            along = np.zeros_like(elements)
+            along, kept_along = np.zeros_like(elements), np.zeros_like(elements)
             for offset in offsets:
-                along = along + np.clip(size - start - offset, 0, length)
-            elements = elements * along
+                filled = np.clip(size - start - offset, 0, length)
+                along = along + filled
+                if self.common.kept_roles:
+                    kept_along = kept_along + np.where(self._keeps(positions, dim, start + offset), filled, 0)
+            elements, kept = elements * along, kept * kept_along
+        elements = elements - kept
         travels = elements > 0
         if self.shares_devices:
             travels &= senders != positions
         receivers = np.broadcast_to(self.receivers.device_array, senders.shape)
         return self.source.mesh.device_array[senders[travels]], receivers[travels], elements[travels]
 
+    def _keeps(self, positions: Positions, dim: int, starts: Positions) -> Flags:
+        """Whether what begins at these elements of a dim is in tiles that receivers kept, as far as that dim says."""
+        keeps = np.ones(starts.shape, dtype=np.bool_)
+        for digit, role in zip(self.common.digits, self.common.kept_roles, strict=True):
+            if isinstance(role, Cuts) and role.dim == dim:
+                keeps = keeps & (starts // role.stride % digit.size == digit.value(positions))
+        return keeps
+
     def table(self) -> PieceTable:
-        if self.loose_values > 1:
-            return super().table()
         positions = self.receivers.positions
-        self._check_count(self.gathered_values * len(positions))
+        self._check_count(self.gathered_values * len(positions) * self.loose_values)
         senders, starts = self._sources(positions, np.arange(self.gathered_values)[:, None])
-        grid = (self.gathered_values, len(positions))
-        senders = np.broadcast_to(senders, grid)
+        grid = (self.gathered_values, len(positions), self.loose_values)
         # where the target is on other devices, or in another order, its own positions are the receivers
-        receivers = np.broadcast_to(self.target.mesh.positions_of(self.receivers.device_array), grid)
-        limits = np.array(self.target.shape, dtype=np.int64).reshape(-1, 1, 1)
-        lengths = np.array(self.common.lengths, dtype=np.int64).reshape(-1, 1, 1)
-        lows = np.array([np.broadcast_to(start, grid) for start in starts], dtype=np.int64).reshape(-1, *grid)
-        lows = np.minimum(lows, limits)
-        highs = np.minimum(lows + lengths, limits)
-        is_filled = (lows < highs).all(axis=0)
-        rounds = np.arange(self.gathered_values)[:, None] * self.spread_values + self._at(self.spread).index_of(
-            positions
-        )
-        return PieceTable(
-            senders[is_filled], receivers[is_filled], lows[:, is_filled], highs[:, is_filled], rounds[is_filled]
-        )
+        receivers = self.target.mesh.positions_of(self.receivers.device_array)[:, None]
+        ends = np.zeros((2, len(self.target.shape), *grid), dtype=np.int64)
+        offsets = np.array(list(product(*self.loose_offsets)), dtype=np.int64).T
+        for dim, (start, length, size) in enumerate(zip(starts, self.common.lengths, self.target.shape, strict=True)):
+            low = np.asarray(start)[..., None] + offsets[dim]
+            ends[0, dim], ends[1, dim] = np.minimum(low, size), np.minimum(low + length, size)
+        is_filled = (ends[0] < ends[1]).all(axis=0)
+        place = self._at(self.spread).index_of(positions)[:, None]
+        rounds = np.arange(self.gathered_values)[:, None, None] * self.spread_values + place
+        columns = np.asarray(senders)[..., None], receivers, rounds
+        sender, receiver, round_ = (np.broadcast_to(column, grid)[is_filled] for column in columns)
+        return PieceTable(sender, receiver, ends[0][:, is_filled], ends[1][:, is_filled], round_)
 
     @property
     def received(self) -> int:
@@ -427,7 +439,7 @@ def cycles(determined_by: tuple[int, ...]) -> list[Cycle]:
     return list(members.values())
 
 
-def by_digits(source: Tiling, target: Tiling, near: int = 0) -> DigitExchange | None:
+def by_digits(source: Tiling, target: Tiling, near: int = 0, kept: Tiling | None = None) -> DigitExchange | None:
     """The exchange in closed form; None where source and target have no refinement.
 
     Args:
@@ -435,6 +447,7 @@ def by_digits(source: Tiling, target: Tiling, near: int = 0) -> DigitExchange | 
         target: where they go.
         near: where given, a stride of the position: free digits from this stride up keep the receiver's own
             value, so that a replica on the receiver's side sends, even if it then sends more than others do.
+        kept: tiles that receivers have besides, which leave their elements out of the traffic.
     """
     layout, receivers = target.layout, source.mesh
     if source.mesh.size != target.mesh.size:
@@ -448,9 +461,10 @@ def by_digits(source: Tiling, target: Tiling, near: int = 0) -> DigitExchange | 
             receivers = target.mesh
         else:
             return None
-    common = refine(source.layout, layout, source.shape, [near] if near else [])
+    common = refine(source.layout, layout, source.shape, [near] if near else [], None if kept is None else kept.layout)
     if common is None:
         return None
+    common = common.with_kept_loose()
     determined_by, gathered = close_chains(common.digits, common.source_roles, common.target_roles, near)
     return DigitExchange(source, target, receivers, common, determined_by, gathered)
 

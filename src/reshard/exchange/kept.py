@@ -1,7 +1,7 @@
 """An exchange less what its receivers still have of tiles from before.
 
-On the way to its target a tensor often lies in pieces that cross slow links once, and a device has besides these what it
-began with.
+On the way to its target a tensor often lies in pieces that cross slow links once, and a device has besides these what
+it began with.
 What it holds there is not sent to it once more: who sends, and in which pieces, is that of the exchange without it, and
 every piece is what is left of it.
 
@@ -11,11 +11,11 @@ devices, and that the tiles from before are cut by, every device has one value a
 By hand, 2 x 2 devices, rows cut by `h`, that crossed to columns by `g`, and are wanted whole: of the 4 elements of the
 other's columns a device has the 2 in its own rows.
 
->>> from reshard.exchange.by_digits import by_digits
 >>> from reshard.mesh import Mesh
 >>> from reshard.sharding import Sharding
 >>> mesh = Mesh.of(h=2, g=2)
->>> rows, columns, whole = (Tiling.of(Sharding.of(mesh, *dims), (4, 2)) for dims in (("h", None), (None, "g"), (None, None)))
+>>> ends = ("h", None), (None, "g"), (None, None)
+>>> rows, columns, whole = (Tiling.of(Sharding.of(mesh, *dims), (4, 2)) for dims in ends)
 >>> exchange = beside_kept(by_digits(columns, whole), rows)
 >>> for piece in exchange.incoming(0):
 ...     print(piece.sender, piece.box)
@@ -37,9 +37,9 @@ import numpy as np
 from reshard.box import Box
 from reshard.digits import Digit, Positions
 from reshard.errors import ReshardError
-from reshard.exchange.by_digits import DigitExchange
+from reshard.exchange.by_digits import DigitExchange, by_digits
 from reshard.exchange.pieces import Exchange, Piece, PieceTable
-from reshard.refinement import Role, refine
+from reshard.refinement import Role
 from reshard.tile import Tile
 from reshard.tiling import Tiling
 
@@ -50,19 +50,28 @@ class KeptExchange(Exchange):
 
     source: Tiling
     target: Tiling
-    kept: Tiling = field()
     whole: Exchange
     """The exchange were nothing kept."""
+    kept: Tiling = field()
+    near: int = 0
+    """That of `whole`."""
+
+    @cached_property
+    def by_units(self) -> DigitExchange | None:
+        """The exchange in units of which devices kept all or nothing, and these left out of what it sends.
+
+        None where digits do not say these.
+        """
+        if not isinstance(self.whole, DigitExchange):
+            return None
+        return by_digits(self.source, self.target, self.near, self.kept)
 
     @cached_property
     def lacked_part(self) -> float:
-        """Which part of every piece is sent, where that is the same of all; 1 where digits do not say it."""
-        if not isinstance(self.whole, DigitExchange) or not (self.is_even and self.kept.is_even()):
+        """Which part of every full piece is sent, where that is the same of all; 1 where digits do not say it."""
+        if self.by_units is None:
             return 1.0
-        layouts = self.source.layout, self.target.layout
-        common = refine(*layouts, self.target.shape, kept=self.kept.layout)
-        if common is None:
-            return 1.0
+        common = self.by_units.common
         return lacked_part(common.digits, common.source_roles, common.target_roles, common.kept_roles)
 
     def is_kept(self, device: int, box: Box) -> bool:
@@ -98,51 +107,41 @@ class KeptExchange(Exchange):
         """As of `Exchange`."""
         return self._pieces(device, self.whole.outgoing(device))
 
-    @property
-    def _is_woven(self) -> bool:
-        """Whether some tiles are several boxes."""
-        return any(tiling.layout.weaves for tiling in (self.source, self.target, self.kept))
-
     def table(self) -> PieceTable:
         """As of `Exchange`."""
-        if self._is_woven:
+        if self.kept.layout.weaves:
             return super().table()
         whole = self.whole.table()
-        positions = self.target.mesh.positions
         travels = whole.senders != whole.receivers
-        own = PieceTable(*(column[..., ~travels] for column in whole))
-        bounds = [np.array(tiling.all_bounds).reshape(-1, 2, len(positions)) for tiling in (self.kept, self.target)]
-        starts, stops = np.maximum(*(ends[:, 0] for ends in bounds)), np.minimum(*(ends[:, 1] for ends in bounds))
-        held = PieceTable(positions, positions, starts, stops, np.zeros_like(positions))
+        stays = [piece for device in self.target.mesh.devices for piece in self._staying(device)]
+        positions = self.target.mesh.positions_of(np.array([piece.receiver for piece in stays], dtype=np.int64))
+        ends = np.array([piece.box for piece in stays], dtype=np.int64).reshape(len(stays), len(self.target.shape), 2).T
         tables = [
-            own,
-            *_without(held, self.source),
-            *_without(PieceTable(*(column[..., travels] for column in whole)), self.kept),
+            _some(whole, whole.starts, whole.stops, ~travels),
+            PieceTable(positions, positions, ends[0], ends[1], positions),
+            *_without(_some(whole, whole.starts, whole.stops, travels), self.kept),
         ]
         table = PieceTable(*(np.concatenate(columns, axis=-1) for columns in zip(*tables, strict=True)))
         return table._replace(rounds=np.zeros_like(table.senders))
 
-    @cached_property
-    def _sent(self) -> tuple[Positions, Positions, Positions]:
-        """Positions of sender and receiver and the elements of every piece that travels."""
-        table = self.table()
-        travels = table.senders != table.receivers
-        return table.senders[travels], table.receivers[travels], table.elements[travels]
-
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         """As of `Exchange`."""
-        senders, receivers, elements = self._sent
-        size, device_array = self.target.mesh.size, self.source.mesh.device_array
-        pairs, numbers = np.unique(senders * size + receivers, return_inverse=True)
-        moved = np.zeros(len(pairs), dtype=np.int64)
-        np.add.at(moved, numbers, elements)
+        if self.by_units is not None:
+            return self.by_units.traffic()
+        table = self.table()
+        travels, size = table.senders != table.receivers, self.target.mesh.size
+        pairs, numbers = np.unique((table.senders * size + table.receivers)[travels], return_inverse=True)
+        elements = np.zeros(len(pairs), dtype=np.int64)
+        np.add.at(elements, numbers, table.elements[travels])
         senders, receivers = np.divmod(pairs, size)
-        return device_array[senders], device_array[receivers], moved
+        return self.source.mesh.device_array[senders], self.target.mesh.device_array[receivers], elements
 
     @cached_property
     def rounds(self) -> int:
         """The largest number of pieces that one device sends to others or receives from them."""
-        return max(int(np.bincount(column).max(initial=0)) for column in self._sent[:2])
+        table = self.table()
+        travels = table.senders != table.receivers
+        return max(int(np.bincount(ends[travels]).max(initial=0)) for ends in table[:2])
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
@@ -152,22 +151,9 @@ class KeptExchange(Exchange):
     @cached_property
     def all_held(self) -> Positions:
         """As of `Exchange`, in the tile that was kept too."""
-        if self.lacked_part < 1:
-            lacked = self.whole.all_missing() * self.lacked_part
-            return self.target.all_elements - np.rint(lacked).astype(np.int64)
-        if self._is_woven:
-            received = np.zeros_like(self.target.mesh.positions)
-            np.add.at(received, *self._sent[1:])
-            return self.target.all_elements - received
-        elements = np.ones_like(self.target.mesh.positions)
-        besides = np.ones_like(elements)
-        tilings = self.source, self.kept, self.target
-        for held, kept, needed in zip(*(tiling.all_bounds for tiling in tilings), strict=True):
-            start, stop = np.maximum(kept[0], needed[0]), np.minimum(kept[1], needed[1])
-            elements *= np.maximum(stop - start, 0)
-            besides *= np.maximum(np.minimum(stop, held[1]) - np.maximum(start, held[0]), 0)
-        held_elements: Positions = self.whole.all_held + elements - besides
-        return held_elements
+        besides = _shared(self.kept, self.target) - _shared(self.kept, self.target, self.source)
+        held: Positions = self.whole.all_held + besides
+        return held
 
     def all_received(self) -> Positions:
         """As of `Exchange`."""
@@ -177,6 +163,26 @@ class KeptExchange(Exchange):
     def is_without_messages(self) -> bool:
         """As of `Exchange`."""
         return not self.total_received
+
+
+def _shared(*tilings: Tiling) -> Positions:
+    """Per position, how many elements are in its tile of every tiling; each element is in one shard of each."""
+    first, shared = tilings[0], np.ones_like(tilings[0].mesh.positions)
+    for dim, size in enumerate(first.shape):
+        runs = [tiling.layout.runs(dim, size, held=True) for tiling in tilings]
+        cuts = np.unique(np.concatenate([[0, size], *(end for of_tiling in runs for end in of_tiling[1:])]))
+        cells, asked = np.zeros_like(cuts[:-1]), np.zeros_like(shared)
+        for tiling, (shard, start, _) in zip(tilings, runs, strict=True):
+            order, count = np.argsort(start), tiling.layout.parts[dim]
+            cells = cells * count + shard[order][np.searchsorted(start[order], cuts[:-1], "right") - 1]
+            asked = asked * count + tiling.layout.cutting[dim].index_of(first.mesh.positions)
+        keys, numbers = np.unique(cells, return_inverse=True)
+        lengths = np.zeros(len(keys) + 1, dtype=np.int64)  # last that of no cells
+        np.add.at(lengths, numbers, np.diff(cuts))
+        places = np.searchsorted(keys, asked)
+        is_known = np.append(keys, -1)[places] == asked
+        shared *= lengths[np.where(is_known, places, len(keys))]
+    return shared
 
 
 def _boxes(tiling: Tiling, device: int) -> Sequence[Box]:
@@ -235,27 +241,33 @@ def lacked_part(digits: Sequence[Digit], before: Sequence[Role], after: Sequence
     0.5
     """
     of_ends, values = {*before, *after}, 1
-    for digit, role, goal in zip(digits, kept, after, strict=True):
+    for digit, role, start, goal in zip(digits, kept, before, after, strict=True):
         if role is None or role == goal:
             continue
-        if role in of_ends:
+        if role in of_ends or start != goal:  # else those who send to each other lack the same
             return 1.0
         values *= digit.size
     return 1.0 - 1.0 / values if values > 1 else 1.0
 
 
-def beside_kept(whole: Exchange, kept: Tiling) -> KeptExchange:
+def beside_kept(whole: Exchange, kept: Tiling, near: int = 0) -> KeptExchange:
     """An exchange less what its receivers have of other tiles.
 
+    Args:
+        whole: the exchange.
+        kept: these tiles, on the same devices in the same order.
+        near: what the exchange was found with.
+
     Raises:
-        ReshardError: `bad-step` where values are partial or tiles have windows, or are on other devices or in another order.
+        ReshardError: `bad-step` where that is not so, where values are partial or tiles have windows, or where tiles
+            of several boxes are compared one by one.
     """
     tilings = whole.source, whole.target, kept
     is_plain = not any(tiling.layout.unreduced or tiling.layout.has_windows for tiling in tilings)
-    if not is_plain or not all(
-        whole.target.mesh.size == other.mesh.size and whole.target.same_order_as(other) for other in tilings
-    ):
-        raise ReshardError(
-            "bad-step", "what devices kept is used of whole values without windows alone, and on one mesh"
-        )
-    return KeptExchange(whole.source, whole.target, kept, whole)
+    size, target = whole.target.mesh.size, whole.target
+    same_order = all(other.mesh.size == size and target.same_order_as(other) for other in tilings)
+    if is_plain and same_order:
+        exchange = KeptExchange(whole.source, whole.target, whole, kept, near)
+        if exchange.by_units is not None or not any(tiling.layout.weaves for tiling in tilings):
+            return exchange
+    raise ReshardError("bad-step", "what devices kept is used on one mesh, of whole values in tiles that are plain")

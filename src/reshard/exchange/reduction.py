@@ -107,7 +107,7 @@ def combine_then_gather(
         along = around(source, target, ring, kept) if across is None else transposed(source, target, ring, across)
         return (along,)
     if kept is not None:
-        return (beside_kept(find_exchange(source, target, near), kept),)
+        return (beside_kept(find_exchange(source, target, near), kept, near),)
     if target.layout.copies() == 1 or source.classes == target.classes or source.layout.is_summed:
         return (find_exchange(source, target, near),)
     if near == 1 and source.same_order_as(target) and refine(source.layout, target.layout, target.shape) is not None:

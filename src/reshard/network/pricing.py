@@ -27,6 +27,7 @@ from math import prod
 from reshard.box import is_one_run
 from reshard.exchange import DigitExchange, Exchange, KeptExchange, RingExchange
 from reshard.exchange.by_boxes import BoxExchange
+from reshard.mesh import ENUMERABLE
 from reshard.network.formulas import stage_timings
 from reshard.network.link_use import (
     stages_of_group,
@@ -202,7 +203,8 @@ def forget_steps() -> None:
 def listed_pieces(steps: Sequence[Step]) -> int:
     """How many pieces are looked at one by one to price steps: those that are found box by box."""
     exchanges = [move.exchange for step in steps for move in step.moves]
-    return sum([exchange.pieces for exchange in exchanges if isinstance(exchange, BoxExchange)])
+    wholes = [exchange.whole if isinstance(exchange, KeptExchange) else exchange for exchange in exchanges]
+    return sum([exchange.pieces for exchange in wholes if isinstance(exchange, BoxExchange)])
 
 
 def use_at_most(step: Step, network: Network) -> Use:
@@ -266,8 +268,13 @@ def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> U
             return use_of_loads(unlike, itemsize, network, exchange.largest_piece * itemsize)
     if isinstance(exchange, RingExchange):
         return _use_of_ring_exchange(exchange, itemsize, network)
-    if isinstance(exchange, KeptExchange) and exchange.lacked_part < 1:
-        return _use_of_exchange(exchange.whole, itemsize * exchange.lacked_part, network)
+    if isinstance(exchange, KeptExchange) and exchange.by_units is not None:
+        pieces = exchange.by_units.gathered_values * exchange.source.mesh.size
+        if exchange.lacked_part < 1 and exchange.by_units.filled >= NEARLY:
+            return _use_of_exchange(exchange.whole, itemsize * exchange.lacked_part, network)
+        if pieces > ENUMERABLE:  # as if all had kept as much
+            part = exchange.total_received / max(exchange.whole.total_received, 1)
+            return _use_of_exchange(exchange.whole, itemsize * part, network)
     senders, receivers, elements = exchange.traffic()
     if not len(senders):
         return Use.of_nothing(network)

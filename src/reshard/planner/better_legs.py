@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from reshard.errors import ReshardError
 from reshard.network import Network
+from reshard.planner.besides import beside_source
 from reshard.planner.candidates import at_once, candidates, collectives, level_strides
 from reshard.planner.fewer_messages import one_axis_apart
 from reshard.planner.policy import best_plan, shrinks_first
@@ -58,7 +59,11 @@ def _with_one_better_leg(plan: Plan, network: Network) -> Plan | None:
             continue
         if min(way.seconds for way in timed) < seconds * (1 - 1e-9):
             leg = best_plan(list(fastest(timed, RoutePrices.of(reshard, network), Options(network))))
-            return replace(plan, steps=(*plan.steps[:start], *leg.steps, *plan.steps[stop:]))
+            better = replace(plan, steps=beside_source((*plan.steps[:start], *leg.steps, *plan.steps[stop:]), network))
+            if sum(better.step_seconds or ()) < sum(plan.step_seconds or ()) * (
+                1 - 1e-9
+            ):  # a leg keeps where it begins
+                return better
     return None
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reshard.planner.besides import beside_source
 from reshard.planner.candidates import refined
 from reshard.plans import Plan
 from reshard.plans.in_parts import taken_whole
@@ -52,6 +53,7 @@ def joined(reshard: Reshard, first: Plan, rest: Plan) -> Plan:
     else:
         ending = _endings(rest)[0]
         parted, chains = first, [(*share.steps, *ending) for share in first.shares]
+        chains = chains if first.parts > 1 else [beside_source(steps, first.options.network) for steps in chains]
         whole = (first.whole[0], first.whole[1] + len(ending))
     beside = tuple(Share(steps, share.parts) for steps, share in zip(chains[1:], parted.beside, strict=True))
     whole = whole if parted.parts > 1 else (0, 0)
@@ -60,7 +62,8 @@ def joined(reshard: Reshard, first: Plan, rest: Plan) -> Plan:
 
 def going_on(chains: Sequence[Chain], rest: Plan) -> list[Route]:
     """Chains to where a plan begins, each with every share of that plan behind it."""
-    return [Route(steps=(*chain, *steps)) for steps in _endings(rest) for chain in chains]
+    network = rest.options.network
+    return [Route(steps=beside_source((*chain, *steps), network)) for steps in _endings(rest) for chain in chains]
 
 
 def _endings(rest: Plan) -> list[Chain]:

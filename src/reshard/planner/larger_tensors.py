@@ -27,6 +27,7 @@ from typing import NamedTuple
 from reshard.axis import shards
 from reshard.errors import ReshardError
 from reshard.network import Network
+from reshard.planner.besides import beside_source
 from reshard.planner.evened import chain_ended_inside, combined_apart, evened_shapes
 from reshard.planner.number_of_parts import overlapped
 from reshard.planner.policy import best_plan, is_of_many, shrinks_first
@@ -130,9 +131,14 @@ def _ended(
     ended = [chain_ended_inside(reshard, inside, steps, in_parts=in_parts, cut_first=cut_first) for steps in chains]
     if any(has_too_many_pieces(steps, MOST_AT_LAST) for steps, _ in ended):
         raise ReshardError("too-large", f"the pieces of {reshard} are too many to list one by one")
-    beside = tuple(Share(steps, share.parts) for (steps, _), share in zip(ended[1:], larger.beside, strict=False))
-    steps, whole = ended[0]
-    return Plan(reshard, steps, larger.options, parts=larger.parts, beside=beside, whole=whole if in_parts else (0, 0))
+    first, last = whole = ended[0].whole if in_parts else (0, 0)
+    ways = []
+    for steps, _ in ended:  # what the whole tensor does before and after parts is beside nothing
+        stop = len(steps) - last
+        inner = beside_source(steps[first:stop], larger.options.network)
+        ways.append((*steps[:first], *inner, *steps[stop:]))
+    beside = tuple(Share(steps, share.parts) for steps, share in zip(ways[1:], larger.beside, strict=False))
+    return Plan(reshard, ways[0], larger.options, parts=larger.parts, beside=beside, whole=whole)
 
 
 def _with_its_parts(plan: Plan) -> Plan:
@@ -148,7 +154,9 @@ def _with_its_parts(plan: Plan) -> Plan:
 def _are_cut_first(chains: Sequence[Chain]) -> bool:
     """Whether all chains begin with the same cut of the tiles that devices have, which nothing uses whole later on."""
     cuts = {steps[0].after if steps[0].kind == "Slice" else None for steps in chains}
-    return len(cuts) == 1 and None not in cuts and not any(step.kept for steps in chains for step in steps)
+    return (
+        len(cuts) == 1 and None not in cuts and not any(step.ring and step.kept for steps in chains for step in steps)
+    )
 
 
 def _nearest_shape(reshard: Reshard, larger: Plan, chains: Sequence[Chain]) -> tuple[int, ...]:
@@ -185,7 +193,7 @@ def in_own_blocks(best: Plan, ways: Iterable[TimedRoute]) -> Iterator[Plan]:
                 steps = Route(way.route.middles, way.route.near).chain(best.reshard)
                 if has_too_many_pieces(steps):
                     continue
-                plan = Plan(best.reshard, steps, best.options)
+                plan = Plan(best.reshard, beside_source(steps, best.options.network), best.options)
                 if shrinks_first(plan):
                     limit_s = min(limit_s, plan.seconds or 0.0)
                     yield plan

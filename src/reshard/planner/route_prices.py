@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from reshard.errors import ReshardError
 from reshard.network import Network, Use, check_reach, listed_pieces, use_at_most, uses_of
+from reshard.planner.besides import keeping
 from reshard.planner.policy import is_of_many, is_small, shrinks_between
 from reshard.planner.step_prices import AlongRing, StepPrices
 from reshard.plans import Options, Plan
@@ -134,8 +135,8 @@ class RoutePrices:
         """A step of a route along a ring, or beside what devices kept, where that is what it is priced as."""
         source = self.ends[0]
         before, after, held = map(self.of_steps.roles_of, (step.before, step.after, source))
-        if before is None or after is None:
-            return step
+        if before is None or after is None or held is None:
+            return keeping(step, source, self.network)
         along = None
         if route.along and self.by_digits:
             along = self.of_steps.ring_of(before, after, step.near, held if route.keeps else None)
