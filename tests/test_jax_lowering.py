@@ -23,8 +23,9 @@ from jax_hlo import collectives, received_bytes  # noqa: E402
 
 import reshard as rs  # noqa: E402
 from reshard.digits import Digit, Digits  # noqa: E402
-from reshard.jax.exchange import lowering, rounds  # noqa: E402
-from reshard.jax.exchange.lowering import groups_of, run_on_device  # noqa: E402
+from reshard.jax.exchange import in_groups, rounds  # noqa: E402
+from reshard.jax.exchange.in_groups import groups_of  # noqa: E402
+from reshard.jax.exchange.lowering import run_on_device  # noqa: E402
 from reshard.network.pricing import meetings  # noqa: E402
 from reshard.plans import Options, Plan  # noqa: E402
 from reshard.problem import Reshard  # noqa: E402
@@ -185,6 +186,36 @@ def test_devices_use_what_they_kept_from_before(mesh: rs.Mesh, ring: Digit | Non
             np.testing.assert_array_equal(arrived[device], tile)
 
 
+BESIDE = [
+    (rs.Mesh.of(h=2, g=4), ("h", None, None), (None, "g", None), (None, None, None)),
+    (rs.Mesh.of(h=4, g=2), (None, "h", None), (None, None, "g"), (None, None, None)),
+    (rs.Mesh.of(h=4, g=2), ("h", None, None), (None, "g", None), (None, None, "g")),
+    (rs.Mesh.of(a=2, b=2, c=2), ("a", "b", None), (None, ("b", "c"), None), (None, "b", None)),
+]
+"""What devices kept, where a tensor is, and where it goes: in groups that kept the same."""
+
+
+@pytest.mark.parametrize(("mesh", "kept", "middle", "target"), BESIDE)
+def test_members_of_groups_that_kept_the_same_send_the_rest_at_once(
+    mesh: rs.Mesh, kept: tuple[Any, ...], middle: tuple[Any, ...], target: tuple[Any, ...]
+) -> None:
+    points = [rs.Sharding.of(mesh, *dims) for dims in (kept, middle, target)]
+    array = np.arange(16 * 24 * 8, dtype=np.int32).reshape(16, 24, 8)
+    last = Step(Reshard.of(points[1], points[2], array.shape, "int32"), kept=points[0])
+    first = Step(replace(last.reshard, source=points[0], target=points[1]))
+    plan = Plan(replace(last.reshard, source=points[0]), (first, last), Options())
+    arrived = run(plan, oracle.tiles(array, points[0]))
+    for device, tile in oracle.tiles(array, points[2]).items():
+        np.testing.assert_array_equal(arrived[device], tile)
+    alone = Plan(last.reshard, (Step(last.reshard),), Options())
+    sent = [
+        collectives(program_of(each).lower(stacked_shape(each)).compile().as_text(), mesh.size)
+        for each in (plan, replace(plan, reshard=first.reshard, steps=(first,)), alone)
+    ]
+    assert received_bytes(sent[0], mesh.size) == [plan.received_bytes_on(device) for device in mesh.devices]
+    assert len(sent[0]) - len(sent[1]) == len(sent[2])
+
+
 def test_all_that_goes_one_way_in_a_hop_is_sent_as_one() -> None:
     """On a ring of 8 cut by its outermost axis, who lacks boxes of two kinds of devices takes them in one row."""
     mesh = rs.Mesh.of(a=4, b=2)
@@ -326,7 +357,7 @@ def test_large_tiles_take_collectives_in_turn_for_the_same_bytes(name: str, monk
     (step,) = plan.steps
     moved = {}
     for limit in (0, 1 << 20):
-        monkeypatch.setattr(lowering, "LARGE_BYTES", limit)
+        monkeypatch.setattr(in_groups, "LARGE_BYTES", limit)
         moved[limit] = collectives(program_of(plan).lower(stacked_shape(plan)).compile().as_text(), mesh.size)
         assert received_bytes(moved[limit], mesh.size) == [plan.received_bytes_on(device) for device in mesh.devices]
     assert [one.kind for one in moved[0]] == kinds.split()
@@ -353,7 +384,7 @@ def test_devices_meet_as_often_as_prices_say(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), *SEEDS[1:]])  # the first draws many sums
 def test_collectives_in_turn_give_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowering, "LARGE_BYTES", 0)
+    monkeypatch.setattr(in_groups, "LARGE_BYTES", 0)
     test_moves_put_on_every_device_what_the_oracle_says(seed + 200)
     test_partial_values_come_out_as_what_they_stand_for(seed + 200)
 

@@ -56,10 +56,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reshard.box import Box
 from reshard.digits import Digits, P, Positions
@@ -68,9 +67,6 @@ from reshard.exchange.pieces import Exchange, Piece, PieceTable
 from reshard.mesh import ENUMERABLE, Mesh
 from reshard.refinement import Cuts, Refinement, Role, Unreduced, refine
 from reshard.tiling import Tiling
-
-Flags = NDArray[np.bool_]
-
 
 @dataclass(frozen=True)
 class DigitExchange(Exchange):
@@ -216,7 +212,7 @@ class DigitExchange(Exchange):
         receivers = np.broadcast_to(self.receivers.device_array, senders.shape)
         return self.source.mesh.device_array[senders[travels]], receivers[travels], elements[travels]
 
-    def _keeps(self, positions: Positions, dim: int, starts: Positions) -> Flags:
+    def _keeps(self, positions: Positions, dim: int, starts: Positions) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Whether what begins at these elements of a dim is in tiles that receivers kept, as far as that dim says."""
         keeps = np.ones(starts.shape, dtype=np.bool_)
         for digit, role in zip(self.common.digits, self.common.kept_roles, strict=True):

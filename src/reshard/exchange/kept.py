@@ -29,8 +29,9 @@ other's columns a device has the 2 in its own rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,6 +43,16 @@ from reshard.exchange.pieces import Exchange, Piece, PieceTable
 from reshard.refinement import Role
 from reshard.tile import Tile
 from reshard.tiling import Tiling
+
+
+class Slab(NamedTuple):
+    """Of target tiles that come in groups, what devices kept: one of the equal runs of a dim, the same in a group."""
+
+    dim: int
+    length: int
+    """Of a run."""
+    lacked: DigitExchange
+    """The exchange of what is lacked, as of a tensor that has not the kept runs."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,29 @@ class KeptExchange(Exchange):
             return 1.0
         common = self.by_units.common
         return lacked_part(common.digits, common.source_roles, common.target_roles, common.kept_roles)
+
+    @cached_property
+    def slab(self) -> Slab | None:
+        """What is kept of every target tile, where that is one run of a dim and the exchange is in groups."""
+        whole, runs = self.whole, round(1 / (1 - self.lacked_part)) if self.lacked_part < 1 else 1
+        tilings = self.source, self.kept, self.target
+        if runs == 1 or not isinstance(whole, DigitExchange) or not whole.is_in_groups:
+            return None
+        if not self.kept.is_even() or any(tiling.layout.weaves for tiling in tilings):
+            return None
+        partly = []
+        for dim, (before, kept, after) in enumerate(zip(*(tiling.all_bounds for tiling in tilings), strict=True)):
+            low, high = np.maximum(kept[0], after[0]), np.minimum(kept[1], after[1])
+            if (low > after[0]).any() or (high < after[1]).any():
+                partly.append((dim, all(map(np.array_equal, before, after))))
+        if [is_whole for _, is_whole in partly] != [True]:  # or the source has but a part of the runs
+            return None
+        dim, length = partly[0][0], self.target.layout.local_shape(self.target.shape)[partly[0][0]] // runs
+        shape = list(self.target.shape)
+        shape[dim] = shape[dim] // runs * (runs - 1)
+        source, target = (replace(tiling, shape=tuple(shape)) for tiling in (self.source, self.target))
+        lacked = by_digits(source, target)
+        return None if lacked is None or not lacked.is_in_groups else Slab(dim, length, lacked)
 
     def is_kept(self, device: int, box: Box) -> bool:
         """As of `Exchange`."""

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from reshard.axis import Axis
 from reshard.errors import ReshardError
-from reshard.exchange import DigitExchange, Exchange, RingExchange
+from reshard.exchange import DigitExchange, Exchange, KeptExchange, RingExchange
 from reshard.mesh import Mesh
 
 
@@ -149,6 +149,8 @@ def _batches(group: Any, device_type: str) -> bool:
 
 def line_of(exchange: Exchange, mesh: Mesh) -> int | None:
     """The mesh dim that every message stays within; None where there is none, or it is not plain to see."""
+    if isinstance(exchange, KeptExchange):  # whose messages are those without what was kept, or fewer
+        exchange = exchange.whole
     if isinstance(exchange, RingExchange):
         moved = list(exchange.rings)
     elif isinstance(exchange, DigitExchange) and exchange.shares_devices:

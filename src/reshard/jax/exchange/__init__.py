@@ -4,7 +4,8 @@ resharding.py   `reshard`: what is asked for; arrays that are there
 traced.py       arrays of programs: on which mesh, from where, to where
 whole_plans.py  `run`: a plan that was made before
 primitive.py    the reshard as a linear operation: derivatives, batches, asking XLA for the source
-lowering.py     a plan as what one device does: collectives of groups
+lowering.py     a plan as what one device does
+in_groups.py    moves in which every device keeps its place: collectives of groups
 permutations.py  any other exchange: which boxes go in which round
 rounds.py       rounds of permutations: cut, sent, put
 chunked.py      any exchange under a memory limit: loops of chunks
