@@ -85,6 +85,11 @@ class KeptExchange(Exchange):
         common = self.by_units.common
         return lacked_part(common.digits, common.source_roles, common.target_roles, common.kept_roles)
 
+    @property
+    def _lacks_alike(self) -> bool:
+        """Whether the same part of every piece is sent, and all pieces are full."""
+        return self.lacked_part < 1 and self.is_even and self.kept.is_even()
+
     @cached_property
     def slab(self) -> Slab | None:
         """What is kept of every target tile, where that is one run of a dim and the exchange is in groups."""
@@ -92,7 +97,7 @@ class KeptExchange(Exchange):
         tilings = self.source, self.kept, self.target
         if runs == 1 or not isinstance(whole, DigitExchange) or not whole.is_in_groups:
             return None
-        if not self.kept.is_even() or any(tiling.layout.weaves for tiling in tilings):
+        if not self._lacks_alike or any(tiling.layout.weaves for tiling in tilings):
             return None
         partly = []
         for dim, (before, kept, after) in enumerate(zip(*(tiling.all_bounds for tiling in tilings), strict=True)):
@@ -185,6 +190,9 @@ class KeptExchange(Exchange):
     @cached_property
     def all_held(self) -> Positions:
         """As of `Exchange`, in the tile that was kept too."""
+        if self._lacks_alike:
+            lacked: Positions = np.rint(self.whole.all_missing() * self.lacked_part).astype(np.int64)
+            return self.target.all_elements - lacked
         besides = _shared(self.kept, self.target) - _shared(self.kept, self.target, self.source)
         held: Positions = self.whole.all_held + besides
         return held
@@ -196,7 +204,7 @@ class KeptExchange(Exchange):
     @property
     def is_without_messages(self) -> bool:
         """As of `Exchange`."""
-        return not self.total_received
+        return self.whole.is_without_messages if self._lacks_alike else not self.total_received
 
 
 def _shared(*tilings: Tiling) -> Positions:

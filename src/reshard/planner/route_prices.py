@@ -134,6 +134,8 @@ class RoutePrices:
     def _as_priced(self, step: Step, route: Route) -> Step:
         """A step of a route along a ring, or beside what devices kept, where that is what it is priced as."""
         source = self.ends[0]
+        if step.before is source and not route.along:  # which has nothing else from before
+            return step
         before, after, held = map(self.of_steps.roles_of, (step.before, step.after, source))
         if before is None or after is None or held is None:
             return keeping(step, source, self.network)
