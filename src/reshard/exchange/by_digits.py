@@ -68,6 +68,7 @@ from reshard.mesh import ENUMERABLE, Mesh
 from reshard.refinement import Cuts, Refinement, Role, Unreduced, refine
 from reshard.tiling import Tiling
 
+
 @dataclass(frozen=True)
 class DigitExchange(Exchange):
     """The k permutations, from the digits alone."""

@@ -12,6 +12,7 @@
     by_hosts.py         middles on a mesh of hosts, where axes do not nest in these
     spread.py           middles in which all devices of a host share what crosses between hosts
     fewer_messages.py   ways of fewer messages, where latencies decide
+    besides.py          steps beside the tiles that devices have from before
     joined.py           two plans as one, by way of an end that is cut further
     middles.py          middles that the ends have in part, by a rough price
     to_few_hosts.py     middles from which devices send to few hosts, each much at once

@@ -4,6 +4,7 @@ What a step need not send a device, as it has it still, makes the step sooner in
 hands on along a ring what each of its members lacks another part of.
 
 >>> from reshard.mesh import Mesh
+>>> from reshard.problem import Reshard
 >>> mesh, network = Mesh.of(h=2, g=2), Network.preset("h100-2x2")
 >>> rows, columns, whole = (Sharding.of(mesh, *dims) for dims in (("h", None), (None, "g"), (None, None)))
 >>> gather = step_of(Reshard.of(columns, whole, (4096, 2), "int8"))
@@ -15,11 +16,8 @@ from __future__ import annotations
 
 from reshard.errors import ReshardError
 from reshard.network import Network, seconds_of
-from reshard.problem import Reshard
 from reshard.sharding import Sharding
 from reshard.steps import Chain, Step, keeping_nothing, step_of
-
-__all__ = ["Reshard", "beside_source", "keeping"]
 
 
 def keeping(step: Step, kept: Sharding, network: Network) -> Step:

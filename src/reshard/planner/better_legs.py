@@ -59,11 +59,10 @@ def _with_one_better_leg(plan: Plan, network: Network) -> Plan | None:
             continue
         if min(way.seconds for way in timed) < seconds * (1 - 1e-9):
             leg = best_plan(list(fastest(timed, RoutePrices.of(reshard, network), Options(network))))
-            better = replace(plan, steps=beside_source((*plan.steps[:start], *leg.steps, *plan.steps[stop:]), network))
-            if sum(better.step_seconds or ()) < sum(plan.step_seconds or ()) * (
-                1 - 1e-9
-            ):  # a leg keeps where it begins
-                return better
+            chain = beside_source((*plan.steps[:start], *leg.steps, *plan.steps[stop:]), network)
+            improved = replace(plan, steps=chain)  # of the tiles that a leg begins with it keeps nothing here
+            if sum(improved.step_seconds or ()) < sum(plan.step_seconds or ()) * (1 - 1e-9):
+                return improved
     return None
 
 
