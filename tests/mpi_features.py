@@ -127,14 +127,14 @@ def parts() -> Iterator[str]:
         tiles = rs.numpy.scatter(numbers((16, 8), "float32", number), source)
         yield from unless(rs.mpi.run(plan, tiles[RANK], out=out) is out, "another array")
         yield from unless(same_bits(out, rs.numpy.run(plan, tiles)[RANK]), f"{plan.reshard} in parts: {out}")
-    rings = rs.Network((rs.network.Level(1, 2, "ring", 1, 0), rs.network.Level(2, 2, "ring", 1, 0)))
+    rings = rs.Network((rs.network.Level(1, 2, "ring", 3, 0), rs.network.Level(2, 2, "ring", 1, 0)))
     hosts = rs.Network((rs.network.Level(1, 2, "switch", 9, 0), rs.network.Level(2, 2, "switch", 1, 0)))
     source = rs.Sharding.of(mesh, None, None, unreduced=("x", "y"))
     plan = rs.plan(source, rs.Sharding.of(mesh, ("x", "y"), None), (64, 8), "int64", network=hosts)
     yield from unless(plan.parts > 1 and plan.steps[0].after.is_woven, f"{plan} combines all at once")
     yield from agrees(plan, 1, counted=False)
     rows, columns, whole = ("x", None), (None, "x"), (None, None)
-    for network, before, after in ((rings, columns, rows), (hosts, rows, columns), (hosts, columns, whole)):
+    for network, before, after in ((rings, ("y", None), (None, "y")), (hosts, rows, columns), (hosts, columns, whole)):
         ends = (rs.Sharding.of(mesh, *dims) for dims in (before, after))
         plan = rs.plan(*ends, (65, 21), "int64", network=network)
         is_whole = plan.parts == 1 or (network is rings and len(plan.shares) == 1)

@@ -9,6 +9,7 @@ A step is a phase of messages, all hops of an all-gather at once, in chunks with
 another. A part of the tensor begins a step when the part before, of its share, has done it and it has done the step
 before.
 What is handed on along a ring is a step for each hop.
+Where devices that send to each other have kept as much of all, each message is as much less.
 Shares go on evenly: one waits that is further than another with as many parts under way as keep all its steps busy, so
 that none runs ahead and leaves links idle later; a share of one step has two parts under way.
 
@@ -32,7 +33,7 @@ from scipy.sparse import coo_matrix, hstack
 
 from reshard import Network, Plan
 from reshard.digits import Digits
-from reshard.exchange import DigitExchange, RingExchange
+from reshard.exchange import DigitExchange, KeptExchange, RingExchange
 from reshard.network import Level
 from reshard.network.link_use import stages_of_group
 from reshard.network.pricing import _kind
@@ -246,6 +247,8 @@ def _combines_alone(exchange: DigitExchange) -> bool:
 
 def phases(exchange: Any, itemsize: float, wires: Wires) -> list[list[Phase]]:
     """Tracks that go at once, of phases one after another."""
+    if isinstance(exchange, KeptExchange) and exchange.lacked_part < 1:  # all that send each other lack as much
+        return phases(exchange.whole, itemsize * exchange.lacked_part, wires)
     stages = gathered_stages(exchange, wires.network)
     if stages is not None:
         piece = exchange.largest_piece * exchange.loose_values * itemsize

@@ -455,10 +455,11 @@ def parts_overlap(rank: int) -> list[str]:
         names = {}
         exec(plan.to_code("torch"), names)
         wrong.append(unless(same(names["reshard"](source.to_local()), wanted), f"{plan!r} as code: another tile"))
-    for before, after in (([S0, R], [S1, R]), ([R, S1], [R, S0])):
+    unlike = rs.network.Level(1, 2, "ring", 2, 0), rings[1]
+    for before, after in (([R, S0], [R, S1]), ([R, S0], [S0, R])):
         source = distribute_tensor(whole, mesh, before)
         ends = (rs.torch.sharding_of(side, mesh, 2) for side in (before, after))
-        plan = rs.plan(*ends, (16, 24), "float64", network=rs.Network(rings))
+        plan = rs.plan(*ends, (16, 24), "float64", network=rs.Network(unlike))
         wanted = cut(whole, spans((16, 24), (2, 2), after, place))
         wrong.append(unless(len(plan.shares) > 1, f"{plan} is of one share"))
         wrong.append(unless(same(rs.torch.run(plan, source).to_local(), wanted), f"{plan}: another tile"))
