@@ -79,7 +79,7 @@ class Refinement:
         """The same with the cuts of the third layout that are of no digit of the others among the loose ones."""
         of_ends = {*self.source_roles, *self.target_roles}
         sizes = dict(zip(self.loose, self.loose_sizes, strict=True))
-        for digit, role in zip(self.digits, self.kept_roles, strict=bool(self.kept_roles)):
+        for digit, role in zip(self.digits, self.kept_roles, strict=True):
             if isinstance(role, Cuts) and role not in of_ends:
                 sizes[role] = digit.size
         return replace(self, loose=tuple(sizes), loose_sizes=tuple(sizes.values()))

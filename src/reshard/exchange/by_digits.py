@@ -461,7 +461,8 @@ def by_digits(source: Tiling, target: Tiling, near: int = 0, kept: Tiling | None
     common = refine(source.layout, layout, source.shape, [near] if near else [], None if kept is None else kept.layout)
     if common is None:
         return None
-    common = common.with_kept_loose()
+    if kept is not None:
+        common = common.with_kept_loose()
     determined_by, gathered = close_chains(common.digits, common.source_roles, common.target_roles, near)
     return DigitExchange(source, target, receivers, common, determined_by, gathered)
 

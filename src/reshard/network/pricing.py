@@ -254,9 +254,7 @@ def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> U
     if isinstance(exchange, DigitExchange):
         if exchange.rounds == 0:
             return Use.of_nothing(network)
-        sent_bytes = exchange.largest_piece * exchange.loose_values * itemsize  # of one round
-        meshes = unnamed(exchange.source.mesh), unnamed(exchange.receivers)
-        use = use_of_pattern(_pattern(exchange), meshes, sent_bytes, network, is_even=exchange.filled >= NEARLY)
+        use = _use_of_its_pattern(exchange, itemsize, network)
         if use is not None:
             return use
         unlike = (
@@ -268,10 +266,11 @@ def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> U
             return use_of_loads(unlike, itemsize, network, exchange.largest_piece * itemsize)
     if isinstance(exchange, RingExchange):
         return _use_of_ring_exchange(exchange, itemsize, network)
-    if isinstance(exchange, KeptExchange) and exchange.by_units is not None:
-        pieces = exchange.by_units.gathered_values * exchange.source.mesh.size
-        if exchange.lacked_part < 1 and exchange.by_units.filled >= NEARLY:
-            return _use_of_exchange(exchange.whole, itemsize * exchange.lacked_part, network)
+    if isinstance(exchange, KeptExchange) and isinstance(exchange.whole, DigitExchange):
+        pieces, part = exchange.whole.gathered_values * exchange.source.mesh.size, exchange.lacked_part
+        use = _use_of_its_pattern(exchange.whole, itemsize * part, network) if part < 1 else None
+        if use is not None:
+            return use
         if pieces > ENUMERABLE:  # as if all had kept as much
             part = exchange.total_received / max(exchange.whole.total_received, 1)
             return _use_of_exchange(exchange.whole, itemsize * part, network)
@@ -281,6 +280,13 @@ def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> U
     return use_of_loads(
         loads(network.levels, senders, receivers, elements), itemsize, network, float(elements.max()) * itemsize
     )
+
+
+def _use_of_its_pattern(exchange: DigitExchange, itemsize: float, network: Network) -> Use | None:
+    """What an exchange takes whose pieces all are as the largest; None where they are not, and no formula holds."""
+    sent_bytes = exchange.largest_piece * exchange.loose_values * itemsize  # of one round
+    meshes = unnamed(exchange.source.mesh), unnamed(exchange.receivers)
+    return use_of_pattern(_pattern(exchange), meshes, sent_bytes, network, is_even=exchange.filled >= NEARLY)
 
 
 def _pattern(exchange: DigitExchange) -> Pattern:

@@ -154,9 +154,8 @@ def _with_its_parts(plan: Plan) -> Plan:
 def _are_cut_first(chains: Sequence[Chain]) -> bool:
     """Whether all chains begin with the same cut of the tiles that devices have, which nothing uses whole later on."""
     cuts = {steps[0].after if steps[0].kind == "Slice" else None for steps in chains}
-    return (
-        len(cuts) == 1 and None not in cuts and not any(step.ring and step.kept for steps in chains for step in steps)
-    )
+    keeps_whole = any(step.ring and step.kept for steps in chains for step in steps)
+    return len(cuts) == 1 and None not in cuts and not keeps_whole
 
 
 def _nearest_shape(reshard: Reshard, larger: Plan, chains: Sequence[Chain]) -> tuple[int, ...]:
