@@ -151,36 +151,37 @@ class KeptExchange(Exchange):
         if self.kept.layout.weaves:
             return super().table()
         whole = self.whole.table()
-        travels = whole.senders != whole.receivers
         stays = [piece for device in self.target.mesh.devices for piece in self._staying(device)]
         positions = self.target.mesh.positions_of(np.array([piece.receiver for piece in stays], dtype=np.int64))
         ends = np.array([piece.box for piece in stays], dtype=np.int64).reshape(len(stays), len(self.target.shape), 2).T
-        tables = [
-            _some(whole, whole.starts, whole.stops, ~travels),
-            PieceTable(positions, positions, ends[0], ends[1], positions),
-            *_without(_some(whole, whole.starts, whole.stops, travels), self.kept),
-        ]
-        table = PieceTable(*(np.concatenate(columns, axis=-1) for columns in zip(*tables, strict=True)))
-        return table._replace(rounds=np.zeros_like(table.senders))
+        own = _some(whole, whole.starts, whole.stops, whole.senders == whole.receivers)
+        return _joined([own, PieceTable(positions, positions, ends[0], ends[1], positions), self._travelling])
+
+    @cached_property
+    def _travelling(self) -> PieceTable:
+        """The pieces that go from one device to another."""
+        if self.kept.layout.weaves:
+            table = super().table()
+            return _some(table, table.starts, table.stops, table.senders != table.receivers)
+        whole = self.whole.table()
+        sent = _some(whole, whole.starts, whole.stops, whole.senders != whole.receivers)
+        return _joined(_without(sent, self.kept))
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         """As of `Exchange`."""
         if self.by_units is not None:
             return self.by_units.traffic()
-        table = self.table()
-        travels, size = table.senders != table.receivers, self.target.mesh.size
-        pairs, numbers = np.unique((table.senders * size + table.receivers)[travels], return_inverse=True)
+        sent, size = self._travelling, self.target.mesh.size
+        pairs, numbers = np.unique(sent.senders * size + sent.receivers, return_inverse=True)
         elements = np.zeros(len(pairs), dtype=np.int64)
-        np.add.at(elements, numbers, table.elements[travels])
+        np.add.at(elements, numbers, sent.elements)
         senders, receivers = np.divmod(pairs, size)
         return self.source.mesh.device_array[senders], self.target.mesh.device_array[receivers], elements
 
     @cached_property
     def rounds(self) -> int:
         """The largest number of pieces that one device sends to others or receives from them."""
-        table = self.table()
-        travels = table.senders != table.receivers
-        return max(int(np.bincount(ends[travels]).max(initial=0)) for ends in table[:2])
+        return max(int(np.bincount(ends).max(initial=0)) for ends in self._travelling[:2])
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
@@ -260,6 +261,11 @@ def _without(pieces: PieceTable, held: Tiling) -> list[PieceTable]:
             tables.append(_some(pieces, first, last, meets & (start < stop)))
         starts[dim], stops[dim] = low, high
     return tables
+
+
+def _joined(tables: Sequence[PieceTable]) -> PieceTable:
+    table = PieceTable(*(np.concatenate(columns, axis=-1) for columns in zip(*tables, strict=True)))
+    return table._replace(rounds=np.zeros_like(table.senders))
 
 
 def _some(pieces: PieceTable, starts: Positions, stops: Positions, chosen: np.ndarray) -> PieceTable:
