@@ -27,7 +27,6 @@ from math import prod
 from reshard.box import is_one_run
 from reshard.exchange import DigitExchange, Exchange, KeptExchange, RingExchange
 from reshard.exchange.by_boxes import BoxExchange
-from reshard.mesh import ENUMERABLE
 from reshard.network.formulas import stage_timings
 from reshard.network.link_use import (
     stages_of_group,
@@ -271,8 +270,7 @@ def _use_of_exchange(exchange: Exchange, itemsize: float, network: Network) -> U
         use = _use_of_its_pattern(exchange.whole, itemsize * part, network) if part < 1 else None
         if use is not None:
             return use
-        if pieces > ENUMERABLE:  # as if all had kept as much
-            part = exchange.total_received / max(exchange.whole.total_received, 1)
+        if pieces > LISTED:  # too many to look at one by one
             return _use_of_exchange(exchange.whole, itemsize * part, network)
     senders, receivers, elements = exchange.traffic()
     if not len(senders):
