@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from reshard.box import Box
 from reshard.dtypes import DType, combining, identity, value_dtype
 from reshard.errors import ReshardError
+from reshard.exchange import Exchange
 from reshard.models import ModelPlan
 from reshard.models.block_scales import CastEnd, ScaledTensor, Slots, cast_buffers, quantised, written_buffers
 from reshard.models.stores import Buffer
@@ -43,6 +44,13 @@ def sent_part(array: Array, box: Box, tiling: Tiling, sender: int) -> Array:
     for place, part in tile.places(box):
         part_of(total, part)[...] += part_of(array, place)
     return total
+
+
+def first_part(exchange: Exchange, device: int, box: Box, array: Array, kept: Array | None) -> Array:
+    """What a device sends first of a box, or keeps: of the array of its tile, or of the one that it kept."""
+    if kept is not None and exchange.kept is not None and exchange.is_kept(device, box):
+        return sent_part(kept, box, exchange.kept, device)
+    return sent_part(array, box, exchange.source, device)
 
 
 def combined(

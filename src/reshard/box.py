@@ -101,6 +101,12 @@ class Box(tuple[tuple[int, int], ...]):
         """Index of this box in an array that holds a tile (the whole tensor if not given)."""
         return tuple(slice(start, stop) for start, stop in (self if tile is None else self.within(tile)))
 
+    def boxes(self) -> tuple[Box, ...]:
+        """The boxes of the tensor that an array of this one holds: itself."""
+        return (self,)
+
+    owned_boxes = boxes
+
     def places(self, box: Box) -> list[tuple[tuple[slice, ...], tuple[slice, ...]]]:
         """Where the elements of a box lie in an array of this one: its index there, and which part of the box it is."""
         return [(box.slices(self), (slice(None),) * len(box))]

@@ -141,5 +141,5 @@ def tile_table(entries: Iterable[TileEntry], received_bytes: Mapping[int, int]) 
 
 def _where(tile: Box | Tile) -> str:
     """The boxes of a tile, the first ones."""
-    boxes = (tile,) if isinstance(tile, Box) else tile.boxes()
+    boxes = tile.boxes()
     return ", ".join(map(str, boxes[:MOST_BOXES])) + (", ..." if len(boxes) > MOST_BOXES else "")

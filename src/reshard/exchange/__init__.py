@@ -36,7 +36,7 @@ the blocks 3 and 2 do not.
 from __future__ import annotations
 
 from reshard.exchange.by_digits import DigitExchange
-from reshard.exchange.kept import KeptExchange, lacked_part
+from reshard.exchange.kept import KeptExchange
 from reshard.exchange.overlap_add import OverlapAdd
 from reshard.exchange.pieces import Exchange, Piece, PieceTable, overlap_elements
 from reshard.exchange.reduction import class_digits, combine_then_gather, find_exchange, total_bound
@@ -54,7 +54,6 @@ __all__ = [
     "class_digits",
     "combine_then_gather",
     "find_exchange",
-    "lacked_part",
     "overlap_elements",
     "schedule",
     "total_bound",

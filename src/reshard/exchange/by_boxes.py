@@ -49,6 +49,8 @@ from reshard.exchange.pieces import (
     Piece,
     PieceTable,
     block_overlaps,
+    each_pair,
+    most_pieces,
 )
 from reshard.mesh import ENUMERABLE
 from reshard.tiling import Tiling
@@ -287,9 +289,7 @@ class BoxExchange(Exchange):
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         sender, receiver, elements = self._travelling()
         if self.source.layout.weaves or self.target.layout.weaves:  # else a tile is one box
-            pairs, places = np.unique(sender * self.target.mesh.size + receiver, return_inverse=True)
-            elements = np.bincount(places, elements).astype(np.int64)
-            sender, receiver = np.divmod(pairs, self.target.mesh.size)
+            sender, receiver, elements = each_pair(sender, receiver, elements)
         return self.source.mesh.device_array[sender], self.target.mesh.device_array[receiver], elements
 
     def table(self) -> PieceTable:
@@ -305,7 +305,7 @@ class BoxExchange(Exchange):
     def rounds(self) -> int:
         """The largest number of pieces that one device sends to others or receives from them."""
         sender, receiver, _ = self._travelling()
-        return max(int(np.bincount(column).max(initial=0)) for column in (sender, receiver))
+        return most_pieces(sender, receiver)
 
     @property
     def piece_shape(self) -> tuple[int, ...]:

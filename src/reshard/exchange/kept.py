@@ -39,9 +39,8 @@ from reshard.box import Box
 from reshard.digits import Digit, Positions
 from reshard.errors import ReshardError
 from reshard.exchange.by_digits import DigitExchange, by_digits
-from reshard.exchange.pieces import Exchange, Piece, PieceTable
+from reshard.exchange.pieces import Exchange, Piece, PieceTable, each_pair, most_pieces, overlap_elements
 from reshard.refinement import Role
-from reshard.tile import Tile
 from reshard.tiling import Tiling
 
 
@@ -113,20 +112,16 @@ class KeptExchange(Exchange):
         lacked = by_digits(source, target)
         return None if lacked is None or not lacked.is_in_groups else Slab(dim, length, lacked)
 
-    def is_kept(self, device: int, box: Box) -> bool:
-        """As of `Exchange`."""
-        return bool(_left_of([box], _boxes(self.source, device)))
-
     def _left(self, piece: Piece) -> list[Piece]:
         """What is sent of a piece, as its receiver has some of it."""
-        boxes = _left_of([piece.box], _boxes(self.kept, piece.receiver))
+        boxes = _left_of([piece.box], self.kept.tile(piece.receiver).boxes())
         return [piece._replace(box=box, round=0) for box in boxes]
 
     def _staying(self, device: int) -> list[Piece]:
         """What a device takes from the tile that it kept."""
-        kept = _boxes(self.kept, device)
-        held = [needed.intersect(box) for needed in _boxes(self.target, device) for box in kept]
-        return [Piece(device, device, box, 0) for box in _left_of(held, _boxes(self.source, device))]
+        kept = self.kept.tile(device).boxes()
+        held = [needed.intersect(box) for needed in self.target.tile(device).boxes() for box in kept]
+        return [Piece(device, device, box, 0) for box in _left_of(held, self.source.tile(device).boxes())]
 
     def _pieces(self, device: int, pieces: Iterable[Piece]) -> list[Piece]:
         """What is left of a device's pieces, and what stays with it."""
@@ -154,34 +149,32 @@ class KeptExchange(Exchange):
         stays = [piece for device in self.target.mesh.devices for piece in self._staying(device)]
         positions = self.target.mesh.positions_of(np.array([piece.receiver for piece in stays], dtype=np.int64))
         ends = np.array([piece.box for piece in stays], dtype=np.int64).reshape(len(stays), len(self.target.shape), 2).T
-        own = _some(whole, whole.starts, whole.stops, whole.senders == whole.receivers)
-        return _joined([own, PieceTable(positions, positions, ends[0], ends[1], positions), self._travelling])
+        own = whole.rows(whole.senders == whole.receivers)
+        held = PieceTable(positions, positions, ends[0], ends[1], positions)
+        table = PieceTable.joined([own, held, self._travelling])
+        return table._replace(rounds=np.zeros_like(table.senders))
 
     @cached_property
     def _travelling(self) -> PieceTable:
         """The pieces that go from one device to another."""
         if self.kept.layout.weaves:
             table = super().table()
-            return _some(table, table.starts, table.stops, table.senders != table.receivers)
+            return table.rows(table.senders != table.receivers)
         whole = self.whole.table()
-        sent = _some(whole, whole.starts, whole.stops, whole.senders != whole.receivers)
-        return _joined(_without(sent, self.kept))
+        return PieceTable.joined(_without(whole.rows(whole.senders != whole.receivers), self.kept))
 
     def traffic(self) -> tuple[Positions, Positions, Positions]:
         """As of `Exchange`."""
         if self.by_units is not None:
             return self.by_units.traffic()
-        sent, size = self._travelling, self.target.mesh.size
-        pairs, numbers = np.unique(sent.senders * size + sent.receivers, return_inverse=True)
-        elements = np.zeros(len(pairs), dtype=np.int64)
-        np.add.at(elements, numbers, sent.elements)
-        senders, receivers = np.divmod(pairs, size)
+        sent = self._travelling
+        senders, receivers, elements = each_pair(sent.senders, sent.receivers, sent.elements)
         return self.source.mesh.device_array[senders], self.target.mesh.device_array[receivers], elements
 
     @cached_property
     def rounds(self) -> int:
         """The largest number of pieces that one device sends to others or receives from them."""
-        return max(int(np.bincount(ends).max(initial=0)) for ends in self._travelling[:2])
+        return most_pieces(self._travelling.senders, self._travelling.receivers)
 
     @property
     def piece_shape(self) -> tuple[int, ...]:
@@ -194,7 +187,7 @@ class KeptExchange(Exchange):
         if self._lacks_alike:
             lacked: Positions = np.rint(self.whole.all_missing() * self.lacked_part).astype(np.int64)
             return self.target.all_elements - lacked
-        besides = _shared(self.kept, self.target) - _shared(self.kept, self.target, self.source)
+        besides = overlap_elements(self.kept, self.target) - _shared(self.kept, self.target, self.source)
         held: Positions = self.whole.all_held + besides
         return held
 
@@ -228,12 +221,6 @@ def _shared(*tilings: Tiling) -> Positions:
     return shared
 
 
-def _boxes(tiling: Tiling, device: int) -> Sequence[Box]:
-    """What a device's tile is."""
-    tile = tiling.tile(device)
-    return tile.boxes() if isinstance(tile, Tile) else [tile]
-
-
 def _left_of(boxes: Sequence[Box], held: Iterable[Box]) -> Sequence[Box]:
     """What is left of boxes once others are taken out; no empty boxes."""
     boxes = [box for box in boxes if not box.is_empty]
@@ -253,25 +240,14 @@ def _without(pieces: PieceTable, held: Tiling) -> list[PieceTable]:
     meets = np.ones(len(positions), dtype=np.bool_)
     for low, high in inside:
         meets &= low < high
-    tables.append(_some(pieces, starts, stops, ~meets & (starts < stops).all(axis=0)))
+    tables.append(pieces.rows(~meets & (starts < stops).all(axis=0)))
     for dim, (low, high) in enumerate(inside):
         for start, stop in ((starts[dim], low), (high, stops[dim])):
             first, last = starts.copy(), stops.copy()
             first[dim], last[dim] = start, stop
-            tables.append(_some(pieces, first, last, meets & (start < stop)))
+            tables.append(pieces._replace(starts=first, stops=last).rows(meets & (start < stop)))
         starts[dim], stops[dim] = low, high
     return tables
-
-
-def _joined(tables: Sequence[PieceTable]) -> PieceTable:
-    table = PieceTable(*(np.concatenate(columns, axis=-1) for columns in zip(*tables, strict=True)))
-    return table._replace(rounds=np.zeros_like(table.senders))
-
-
-def _some(pieces: PieceTable, starts: Positions, stops: Positions, chosen: np.ndarray) -> PieceTable:
-    return PieceTable(
-        pieces.senders[chosen], pieces.receivers[chosen], starts[:, chosen], stops[:, chosen], pieces.rounds[chosen]
-    )
 
 
 def lacked_part(digits: Sequence[Digit], before: Sequence[Role], after: Sequence[Role], kept: Sequence[Role]) -> float:

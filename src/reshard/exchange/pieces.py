@@ -57,6 +57,33 @@ class PieceTable(NamedTuple):
         sizes: Positions = (self.stops - self.starts).prod(axis=0)
         return sizes
 
+    def rows(self, chosen: NDArray[np.bool_]) -> PieceTable:
+        """Some of the pieces, as flags say."""
+        return PieceTable(*(column[..., chosen] for column in self))
+
+    @classmethod
+    def joined(cls, tables: Iterable[PieceTable]) -> PieceTable:
+        """The pieces of several tables, at least one."""
+        return cls(*(np.concatenate(columns, axis=-1) for columns in zip(*tables, strict=True)))
+
+
+def each_pair(senders: Positions, receivers: Positions, elements: Positions) -> tuple[Positions, Positions, Positions]:
+    """What goes from position to position, once for each pair.
+
+    >>> [column.tolist() for column in each_pair(*np.array([[1, 0, 1], [2, 2, 2], [5, 6, 7]]))]
+    [[0, 1], [2, 2], [6, 12]]
+    """
+    count = int(receivers.max(initial=0)) + 1
+    pairs, numbers = np.unique(senders * count + receivers, return_inverse=True)
+    together = np.zeros(len(pairs), dtype=np.int64)
+    np.add.at(together, numbers, elements)
+    return *np.divmod(pairs, count), together
+
+
+def most_pieces(*ends: Positions) -> int:
+    """The largest number of pieces that one device sends or receives, of their senders and receivers."""
+    return max(int(np.bincount(end).max(initial=0)) for end in ends)
+
 
 class ClassDigits(NamedTuple):
     """The digits along which values stay unreduced: where they are equal, the values are of one class."""
@@ -254,9 +281,14 @@ class Exchange(ABC):
             hops[max(piece.round, 1) - 1 if len(hops) > 1 else 0].append(piece)
         return hops
 
+    def holds(self, device: int, box: Box) -> bool:
+        """Whether a box lies in a device's source tile."""
+        parts = [held.intersect(box) for held in self.source.tile(device).boxes()]
+        return sum(part.size for part in parts if not part.is_empty) == box.size
+
     def is_kept(self, device: int, box: Box) -> bool:
         """Whether what a device has of a box is not in its source tile, but in the one that it kept."""
-        return False
+        return self.kept is not None and not self.holds(device, box)
 
     def holder_of(self, piece: Piece) -> int:
         """The device whose source tile has a piece: its sender, unless that only hands it on."""

@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from reshard.box import Box
 from reshard.digits import Digit, Positions
 from reshard.errors import ReshardError
-from reshard.exchange.pieces import Exchange, Piece, PieceTable, overlap_elements
+from reshard.exchange.pieces import Exchange, Piece, PieceTable, each_pair, overlap_elements
 from reshard.exchange.ring_flows import Flags, Flows, KindsAndFlows
 from reshard.exchange.ring_roles import MOST_PLACES, RingRoles, change_places
 from reshard.exchange.transposed_flows import transposed_flows
@@ -132,16 +132,6 @@ class RingExchange(Exchange):
         common = self.common
         kept = None if self.kept is None else common.kept_roles
         return RingRoles.of(self.ring, common.digits, common.source_roles, common.target_roles, kept)
-
-    def holds(self, device: int, box: Box) -> bool:
-        """Whether a box lies in a device's source tile."""
-        tile = self.source.tile(device)
-        parts = [tile.intersect(box)] if isinstance(tile, Box) else [part.intersect(box) for part in tile.boxes()]
-        return sum(part.size for part in parts if not part.is_empty) == box.size
-
-    def is_kept(self, device: int, box: Box) -> bool:
-        """As of `Exchange`."""
-        return self.kept is not None and not self.holds(device, box)
 
     @property
     def rings(self) -> tuple[Digit, ...]:
@@ -264,8 +254,7 @@ class RingExchange(Exchange):
     @cached_property
     def _all(self) -> tuple[PieceTable, Flags]:
         tables, wanted = zip(*(self._listed(*rings) for rings in self._rings), strict=True)
-        columns = (np.concatenate(column, axis=-1) for column in zip(*tables, strict=True))
-        return PieceTable(*columns), np.concatenate(wanted)
+        return PieceTable.joined(tables), np.concatenate(wanted)
 
     def table(self) -> PieceTable:
         """All pieces, those that pass too."""
@@ -413,12 +402,7 @@ class RingExchange(Exchange):
         return _Flows(*map(np.concatenate, zip(*columns, strict=True)))
 
     def _traffic_of(self, chosen: Flags) -> tuple[Positions, Positions, Positions]:
-        size = self.source.mesh.size
-        senders, receivers, moved = (column[chosen] for column in self._flows[:3])
-        pairs, numbers = np.unique(senders * size + receivers, return_inverse=True)
-        elements = np.zeros(len(pairs), dtype=np.int64)
-        np.add.at(elements, numbers, moved)
-        senders, receivers = np.divmod(pairs, size)
+        senders, receivers, elements = each_pair(*(column[chosen] for column in self._flows[:3]))
         return self.source.mesh.device_array[senders], self.target.mesh.device_array[receivers], elements
 
 

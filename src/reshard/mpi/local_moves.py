@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from reshard.array_tiles import Array, assembled, part_of, sent_part
+from reshard.array_tiles import Array, assembled, first_part, part_of, sent_part
 from reshard.box import Box
 from reshard.dtypes import DType
 from reshard.errors import ReshardError
@@ -303,7 +303,7 @@ class LocalMove:
                     came = memory[start : start + piece.box.size * dtype.itemsize]
                     yield piece.box, came.view(dtype).reshape(piece.box.shape)
                 else:
-                    yield piece.box, self._first_part(values, kept, piece)
+                    yield piece.box, first_part(self.move.exchange, piece.sender, piece.box, values, kept)
 
     def _at_hand(
         self,
@@ -320,13 +320,6 @@ class LocalMove:
             return None
         held: Array = near[device].view(dtype).reshape(shape)
         return held
-
-    def _first_part(self, tile: Any, kept: Any, piece: Piece) -> Array:
-        """What is sent first of a piece, or stays: of the tile before, or of the first one of the plan."""
-        exchange = self.move.exchange
-        if exchange.kept is not None and exchange.is_kept(piece.sender, piece.box):
-            return sent_part(kept, piece.box, exchange.kept, piece.sender)
-        return sent_part(tile, piece.box, exchange.source, piece.sender)
 
     def _sent(self, values: Any, piece: Piece, of: tuple[slice, ...] | None) -> Array:
         """What is sent of a piece, of a tile that lies at hand."""
@@ -355,7 +348,10 @@ class LocalMove:
                 continue
             place = room[start : start + piece.box.size * dtype.itemsize].view(dtype).reshape(piece.box.shape)
             of = self.sent_places.get(piece)
-            place[...] = self._first_part(tile, kept, piece) if of is None else part_of(tile, of)
+            if of is not None:
+                place[...] = part_of(tile, of)
+            else:
+                place[...] = first_part(self.move.exchange, piece.sender, piece.box, tile, kept)
         return room
 
     def _posted(

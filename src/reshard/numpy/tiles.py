@@ -25,12 +25,23 @@ from typing import Any
 
 import numpy as np
 
-from reshard.array_tiles import COMBINE, Array, assembled, combined, empty, holds, part_of, plain, sent_part, view_of
+from reshard.array_tiles import (
+    COMBINE,
+    Array,
+    assembled,
+    combined,
+    empty,
+    first_part,
+    holds,
+    part_of,
+    plain,
+    view_of,
+)
 from reshard.box import Box
 from reshard.checks import checked_shape, expect
 from reshard.dtypes import dtype_named, identity
 from reshard.errors import ReshardError
-from reshard.exchange import Exchange, RingExchange
+from reshard.exchange import RingExchange
 from reshard.notation import as_sharding
 from reshard.plans import Plan
 from reshard.steps import Move, Step
@@ -94,8 +105,7 @@ def gather(tiles: Mapping[int, Array], sharding: Any, shape: Sequence[int]) -> A
     for position in sorted(positions, key=partial.index_of):
         array = tiles[sharding.mesh.device_at(position)]
         tile = tiling.layout.tile(position, tiling.shape)
-        boxes = (tile,) if isinstance(tile, Box) else tile.owned_boxes()
-        for box in boxes if not sharding.is_summed else ():
+        for box in tile.owned_boxes() if not sharding.is_summed else ():
             part, owned = view_of(whole, box), part_of(array, tile.owned_place(box))
             if partial.index_of(position) == 0:
                 part[...] = owned
@@ -177,7 +187,7 @@ def _received(move: Move, device: int, sources: Tiles, kept: Tiles, counts: dict
     """One device's tile, made of the pieces that come into it."""
     arriving = []
     for piece in move.exchange.incoming(device):
-        sent = _cut_out(move.exchange, piece.sender, piece.box, sources, kept)
+        sent = first_part(move.exchange, piece.sender, piece.box, sources[piece.sender], kept.get(piece.sender))
         arriving.append((piece.box, sent))
         counts[device] += sent.nbytes if piece.sender != device else 0
     return assembled(move, device, arriving, next(iter(sources.values())).dtype)
@@ -192,7 +202,7 @@ def _handed_on(move: Move, exchange: RingExchange, sources: Tiles, kept: Tiles, 
         if piece.round > 1:
             part = arrived[sender, box, piece.round - 1]
         else:
-            part = _cut_out(exchange, sender, box, sources, kept)
+            part = first_part(exchange, sender, box, sources[sender], kept.get(sender))
         arrived[piece.receiver, box, piece.round] = part
         counts[piece.receiver] += part.nbytes if sender != piece.receiver else 0
     tiles = {}
@@ -200,13 +210,6 @@ def _handed_on(move: Move, exchange: RingExchange, sources: Tiles, kept: Tiles, 
         parts = ((piece.box, arrived[device, piece.box, piece.round]) for piece in exchange.incoming(device))
         tiles[device] = assembled(move, device, parts, dtype)
     return tiles
-
-
-def _cut_out(exchange: Exchange, sender: int, box: Box, sources: Tiles, kept: Tiles) -> Array:
-    """A box of a sender's tile, or of the one that it kept."""
-    if exchange.kept is not None and exchange.is_kept(sender, box):
-        return sent_part(kept[sender], box, exchange.kept, sender)
-    return sent_part(sources[sender], box, exchange.source, sender)
 
 
 def _check_tiles(tiles: Mapping[int, Array], tiling: Tiling, plan: Plan | None) -> np.dtype[Any]:

@@ -44,7 +44,6 @@ from reshard.exchange import (
 from reshard.problem import Reshard, becomes_unreduced
 from reshard.refinement import Role, Unreduced
 from reshard.sharding import Sharding
-from reshard.tile import Tile
 from reshard.tiling import Tiling
 
 KINDS = ("Slice", "Permute", "AllGather", "AllToAll", "ReduceScatter", "AllReduce", "Exchange", "ToUnreduced")
@@ -93,8 +92,8 @@ class Contributions(Exchange):
         """What the device has itself, where it keeps it."""
         position, tile = self.source.mesh.position_of(device), self.source.tile(device)
         is_first = all(digit.value(position) == 0 for digit in _newly_unreduced(self.source, self.target))
-        boxes = tile.owned_boxes() if isinstance(tile, Tile) else (tile,)
-        return [Piece(device, device, box, 0) for box in boxes if (is_first or self.keeps_all) and not box.is_empty]
+        boxes = [box for box in tile.owned_boxes() if not box.is_empty]
+        return [Piece(device, device, box, 0) for box in boxes if is_first or self.keeps_all]
 
     outgoing = incoming
 

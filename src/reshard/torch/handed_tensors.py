@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from reshard.box import Box
 from reshard.errors import ReshardError
 from reshard.models import ModelPlan
 from reshard.models.written_views import WrittenView, check_apart
@@ -62,8 +61,7 @@ def check_laid(tensors: Mapping[str, Any], plan: ModelPlan, end: int, device: in
         if said is None:
             continue
         shape, tile = tuple(live[name].shape), ruled.site.tile(device)
-        planned = (tile,) if isinstance(tile, Box) else tile.boxes()
-        ends = [[box for box in boxes if not box.is_empty] for boxes in (said.boxes(device, shape), planned)]
+        ends = [[box for box in boxes if not box.is_empty] for boxes in (said.boxes(device, shape), tile.boxes())]
         if said.unreduced or shape != ruled.site.shape or ends[0] != ends[1]:
             raise ReshardError(
                 "bad-tiles",

@@ -213,8 +213,7 @@ class _Scene:
         if tile.is_empty:
             return [*named, EMPTY]
         if self.as_boxes:
-            boxes = tile.boxes() if isinstance(tile, Tile) else (tile,)
-            return [*named, *(f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]" for box in boxes)]
+            return [*named, *(f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]" for box in tile.boxes())]
         if isinstance(tile, Tile):
             return [*named, *_elements([span.indices() for span in tile.spans], self.text_of)]
         return [*named, *_elements([range(start, stop) for start, stop in tile], self.text_of)]

@@ -121,9 +121,7 @@ def _from_holders(exchange: Exchange, device: int) -> list[Piece]:
 
 def pieces_of(target: Tiling, device: int, sender: int) -> list[Piece]:
     """The tile of a device, taken from one sender."""
-    tile = target.tile(device)
-    boxes = (tile,) if isinstance(tile, Box) else tile.boxes()
-    return [Piece(sender, device, box, 0) for box in boxes if not box.is_empty]
+    return [Piece(sender, device, box, 0) for box in target.tile(device).boxes() if not box.is_empty]
 
 
 def parts(transfer: TileTransfer, source: TensorFiles, dtype: np.dtype[Any]) -> Iterator[tuple[int, NDArray[Any], int]]:

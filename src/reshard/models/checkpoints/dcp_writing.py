@@ -117,8 +117,7 @@ def _device_boxes(checkpoint: Checkpoint, rules: Rules) -> dict[str, list[tuple[
     for name, placed in placed_tensors(checkpoint, rules).items():
         tensor, holders = checkpoint.tensors[name], dict[Box, list[int]]()
         for device in placed.site.position_of:
-            tile = placed.site.tile(device)
-            for box in (tile,) if isinstance(tile, Box) else tile.boxes():
+            for box in placed.site.tile(device).boxes():
                 holders.setdefault(box, []).append(device)
         if Box.whole(tensor.shape).size:
             holders = {box: devices for box, devices in holders.items() if not box.is_empty}
